@@ -4,8 +4,8 @@ MODEL is anything that vitkit loads: a name of the model zoo, a run, a config wi
 transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit in fp32. With
 vitkit's names, a file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it
 can be loaded by itself. For the transformers library OUT may be a folder, which its from_pretrained reads: config.json,
-weights, the preparation of images, a text model's tokens, and a model card (README.md), with the metrics that vitkit
-test has measured.
+weights, the preparation of images, a text model's tokens, and a model card, with the metrics that vitkit test has
+measured: README.md, or NAME.README.md if that is something else's.
 
 Annotations are converted by vitkit data convert.
 

@@ -13,6 +13,10 @@ def test_only_data_paths_are_made_absolute(tmp_path, monkeypatch):
     assert data["root"] == str(tmp_path / "cows")
     assert data["train"]["images"] == "{root}/train2017" and data["train"]["bad_boxes"] == "drop"
     assert data["val"]["images"] == str(tmp_path.parent / "photos")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # no shell replaces the ~ in data.root=~/cows
+    cfg = {"data": data | dict(root="~/cows")}
+    make_data_paths_absolute(cfg)
+    assert cfg["data"]["root"] == str(tmp_path / "home/cows")
     shapes = dict(type="ShapesDetection", split="val")
     for values, expected in (
         (dict(val=shapes), dict(val=shapes)),

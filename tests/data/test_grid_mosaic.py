@@ -72,6 +72,15 @@ def test_objects_that_the_edge_cuts_off_are_removed():
     assert move(sample, Affine(0.0, (3, 0), 1.0), Visibility(0.5, 1.0), 7).labels.tolist() == [1]
 
 
+@pytest.mark.parametrize("size", [(1, 3000), (4000, 4)])
+def test_a_mosaic_of_a_strip_has_sides_that_opencv_takes(size):
+    strip = flat(50, [(0, 0, *size[::-1])], [1], size=size)
+    grid = make_grid([strip, *(flat(90, [(0, 0, 4, 4)], [2]) for _ in range(3))], 320, 0)
+    assert max(grid.image.shape) < 32767 and len(grid.labels) == 4
+    moved = move(grid, Affine(0.0, (0, 0), 0.9), KEEP_ALL, 0)
+    assert len(moved.labels) == len(moved.masks) == 4 and (moved.image == 50).any()
+
+
 FLIP = dict(type="ComposedTransforms", transforms=[dict(type="HorizontalFlip")])
 CROP = dict(type="ComposedTransforms", transforms=[dict(type="RandomIoUCrop")])
 

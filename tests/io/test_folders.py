@@ -1,6 +1,8 @@
 """Folders: what is data in every reader, whatever its ending, and what is debris."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,18 @@ def test_hidden_folder_may_be_given_and_links_are_followed(tmp_path):
     (tmp_path / ".data" / "more").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     assert [path.name for path in data_files(tmp_path / ".data")] == ["a.png", "b.png", "c.png"]
     assert ".png" in IMAGE_SUFFIXES
+
+
+def test_folder_that_cannot_be_read_is_said(photos, caplog, monkeypatch):
+    scandir = os.scandir
+
+    def deny(path):
+        if Path(path).name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    (photos / "locked").mkdir()
+    expected = data_files(photos)
+    monkeypatch.setattr(os, "scandir", deny)
+    assert data_files(photos) == expected
+    assert f"'{photos / 'locked'}': left out, as it cannot be read (Permission denied)" in caplog.text

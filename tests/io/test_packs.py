@@ -138,6 +138,69 @@ def test_what_cannot_be_packed_is_named(data, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_a_pack_is_not_packed_again(data, pack, tmp_path):
+    with pytest.raises(DataError, match=r"'.*/served/pack' is a pack\. Give the folder that it was made of, or move"):
+        write_pack(pack, tmp_path / "out")
+    pack.rename(data / "old")
+    with pytest.raises(DataError, match=r"'.*/data/old' is a pack"):
+        write_pack(data, tmp_path / "out")
+
+
+def test_a_folder_with_a_file_of_a_packs_name_is_a_folder(data):
+    (data / "pack.json").write_text('{"name": "something else"}')
+    assert mount(str(data)) == str(data)
+
+
+def test_a_pack_is_replaced_through_a_link_and_in_its_own_folder(data, tmp_path, monkeypatch):
+    write_pack(data, tmp_path / "pack")
+    (tmp_path / "link").symlink_to("pack")
+    (tmp_path / "new").symlink_to("elsewhere")
+    monkeypatch.chdir(tmp_path / "pack")
+    for out in (Path(), tmp_path / "link", tmp_path / "new"):
+        write_pack(data, out, overwrite=True)
+    assert (tmp_path / "link").is_symlink() and not list(tmp_path.rglob("*.tmp"))
+    assert all(read_packed(Path(mount(str(tmp_path / name))) / "a0.png") for name in ("link", "elsewhere"))
+
+
+def test_folders_that_are_links_to_packed_ones_are_named(data, tmp_path, caplog):
+    (data / "val").symlink_to("a")
+    (data / "a/up").symlink_to("..")
+    (tmp_path / "far").mkdir()
+    (data / "far").symlink_to(tmp_path / "far")
+    write_pack(data, tmp_path / "pack")
+    (record,) = caplog.records
+    assert "'val' is a link to 'a', whose images are packed only once: they are not found in 'val'." in record.message
+
+
+def test_a_pack_may_have_any_name(data, tmp_path):
+    for name in (b"\xe9 1", b"x" * 250, "new\nline é".encode()):
+        out = Path(os.fsdecode(os.fsencode(tmp_path / "far") + b"/" + name))
+        write_pack(data, out)
+        assert read_packed(Path(mount(str(out))) / "a0.png") == (data / "a0.png").read_bytes()
+
+
+@pytest.mark.parametrize("pattern", ["*", "origin", "members.npy"])
+def test_a_folder_that_has_lost_its_index_is_made_again(data, pack, pattern):
+    root = Path(mount(str(pack)))
+    for path in root.rglob(pattern):  # as file systems do with what nobody has used for some weeks
+        if path.is_file():
+            path.unlink()
+    packs._find_pack.cache_clear()
+    packs._open_pack.cache_clear()
+    assert Path(mount(str(pack))) == root
+    assert (root / "annotations/file.json").is_file() and read_packed(root / "a0.png") is not None
+
+
+def test_a_cache_on_a_read_only_disk_is_used(pack, monkeypatch):
+    root = mount(str(pack))
+
+    def is_read_only(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(packs, "locked", is_read_only)
+    assert mount(str(pack)) == root
+
+
 def test_other_roots_stay_and_missing_packs_are_named(tmp_path, server):
     assert mount(str(tmp_path)) == str(tmp_path) and mount("data") == "data"
     with pytest.raises(DataError, match=r"no 'http://.*/none/pack\.json'\. Correct the address"):
@@ -157,6 +220,7 @@ def test_packages_of_other_protocols_are_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda text: "[" * 100_000, "is not a pack's description, or damaged"),
         (lambda text: "{", "is not a pack's description, or damaged"),
         (lambda text: text.replace('"shards"', '"other"'), "is not a pack's description, or damaged"),
         (lambda text: text.replace('"name"', '"other"'), "is not a pack's description, or damaged"),
@@ -242,6 +306,7 @@ def test_blocks_ascend_by_shard_and_position(pack):
     blocks = blocks_of(root, sorted(NAMES, key=str.encode))
     assert (np.diff(blocks) >= 0).all() and blocks[0] == 0 and blocks[-1] > 3
     assert blocks_of(root / "a", ["2.png", "1.png"]).tolist() == [blocks[1], blocks[0]]
+    assert blocks_of(root / "a", ["./2.png", "b/..//1.png"]).tolist() == [blocks[1], blocks[0]]
 
 
 @pytest.mark.parametrize("faults", [[500, 503], ["stall"], ["truncate", "truncate"], [429, 500, "truncate", 500]])

@@ -73,6 +73,16 @@ def test_folder_has_a_model_card_with_the_metrics_of_an_evaluation(run, capsys):
     assert 'vitkit.load("hf:OWNER/cats")' in card.text and "## 2 classes\n\ncat, dog\n" in card.text
 
 
+def test_card_of_the_current_folder_has_its_name_and_replaces_no_other_readme(run, monkeypatch):
+    Path("cats").mkdir()
+    monkeypatch.chdir("cats")
+    Path("README.md").write_text("My notes.\n")
+    convert.main(["../best.pth", "--to", "transformers", "--out", ".", "--overwrite"])
+    assert Path("README.md").read_text() == "My notes.\n"
+    card = ModelCard.load("cats.README.md")
+    assert card.data.model_name == "cats" and 'vitkit.load("hf:OWNER/cats")' in card.text
+
+
 @pytest.mark.parametrize("out", ["own.pth", "own.safetensors"])
 def test_vitkit_file_is_a_complete_model(run, out):
     convert.main(["best.pth", "--to", "vitkit", "--out", out])

@@ -15,6 +15,7 @@ from helpers.real_runs import finish, start
 from helpers.untrained_runs import DETR, MASKS, make_run, make_video
 
 from vitkit.apps.inference.journal import Journal
+from vitkit.apps.inference.writing import Output, find_start
 from vitkit.tools import predict
 
 NUM_IMAGES = 40
@@ -143,3 +144,13 @@ def test_maps_and_videos_are_those_of_an_uninterrupted_prediction(tmp_path, monk
     predict.main([*arguments[:-1], "--resume", "killed"])
     assert files("killed") == files("whole") and len(files("whole")) == 2 * 3 + 2 + 2
     assert [len(video["frames"]) for video in json.loads(files("killed")["predictions.json"])["videos"]] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("lines", "start"),
+    [(b"", 0), (b"{}\n" * 9, 8), (b'{}\n{}\n{}\n{"half', 2), (b"{}\n" * 5 + b"\0\0\0{}\n{}\n{}\n", 4)],
+)
+def test_a_video_continues_before_the_first_damaged_line(tmp_path, lines, start):
+    (tmp_path / "a_frames.jsonl").write_bytes(lines)
+    assert find_start("a", Output(tmp_path, draw=False, resume=True)) == start
+    assert find_start("a", Output(tmp_path, draw=False, resume=True, batch_size=4)) == start // 4 * 4

@@ -14,7 +14,7 @@ _ROOT = "{root}"
 
 
 def _absolute(path: str) -> str:
-    return path if is_url(path) else os.path.abspath(path)
+    return path if is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def make_data_paths_absolute(cfg: dict[str, Any]) -> None:

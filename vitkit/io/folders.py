@@ -73,9 +73,13 @@ def data_files(folder: Path) -> list[Path]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     root = _with_separator(folder)
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=_warn_of, followlinks=True):
         folders[:] = [name for name in folders if name[0] != "." and not _is_known(os.path.join(parent, name), root)]
         yield from (Path(parent, name) for name in names if name[0] != ".")
+
+
+def _warn_of(error: OSError) -> None:
+    logger.warning("'%s': left out, as it cannot be read (%s)", error.filename, error.strerror)
 
 
 def _is_known(path: str, root: str) -> bool:

@@ -33,8 +33,8 @@ def write_text(path: Path, text: str, *, below: Path | None = None) -> None:
     """Write a UTF-8 file; see `write_bytes`."""
     try:
         data = text.encode()
-    except UnicodeEncodeError as error:  # JSON can hold half a character
-        raise DataError(f"{path}: a name is not text that can be stored ({error.reason}). Correct it.") from error
+    except UnicodeEncodeError as error:
+        raise unwritable(path, error) from error
     write_bytes(path, data, below=below)
 
 
@@ -109,6 +109,8 @@ def check_links(path: Path, folder: Path) -> None:
 
 def unwritable(path: Path, error: Exception) -> DataError:
     """Return the error of a file that cannot be written."""
+    if isinstance(error, UnicodeEncodeError):  # JSON and names of files can hold half a character
+        return DataError(f"{path}: a name is not text that can be stored ({error.reason}). Correct it.")
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
     return DataError(
         f"'{path}' cannot be written ({reason}). Free some space, fix the permissions, or choose another --out."

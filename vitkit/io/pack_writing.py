@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import tarfile
@@ -21,6 +22,8 @@ from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.image_files import open_regular
 from vitkit.io.packs import FILES, MEMBER, MEMBERS, NAMES, PACK, VERSION, encode_name
 from vitkit.io.video_files import VIDEO_EXTENSIONS
+
+logger = logging.getLogger("vitkit")
 
 SHARD_BYTES = 1 << 30
 _MAX_PADDING = 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE
@@ -67,15 +70,18 @@ def write_pack(
     if out.exists() and not (overwrite and (out / PACK).is_file()):
         reason, remedy = ("is not a pack", "") if overwrite else ("exists already", ", or add --overwrite")
         raise DataError(f"OUT '{out}' {reason}, and is not replaced. Choose another name{remedy}.")
+    out = out.resolve()  # a link, or ".", can neither be removed nor be renamed
     names = {path.relative_to(folder).as_posix(): path for path in data_files(folder)}
     images = sorted((n for n, path in names.items() if path.suffix.lower() in _PACKED), key=encode_name)
     _check(folder, names, images, labels or {})
     out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=TEMPORARY_SUFFIX, dir=out.parent))
+    made = Path(tempfile.mkdtemp(prefix=f"{out.name[:50]}.", suffix=TEMPORARY_SUFFIX, dir=out.parent))
     try:
         members, shards = _write_shards(made, names, images, shard_bytes, labels or {})
         others = sorted(names.keys() - {*images})
-        index = [_write_files(made / FILES, names, others, _folders(folder, names))]
+        folders = _folders(folder, names)
+        _warn_of_links(folder, folders)
+        index = [_write_files(made / FILES, names, others, folders)]
         for file, array in ((NAMES, np.array(list(map(encode_name, images)))), (MEMBERS, np.array(members, MEMBER))):
             with _hashed(made / file) as (content, entry):
                 np.save(content, array, allow_pickle=False)
@@ -100,7 +106,23 @@ def _folders(folder: Path, names: Iterable[str]) -> list[str]:
     return sorted(path.as_posix() for path in listed if path.parts and not is_hidden(path))
 
 
+def _warn_of_links(folder: Path, folders: Iterable[str]) -> None:
+    """Log which folders are links to others of the data, under whose names the images are not found in the pack."""
+    root = folder.resolve()
+    for name in folders:
+        if (folder / name).is_symlink() and root in (target := (folder / name).resolve()).parents:
+            logger.warning(
+                "'%s' is a link to '%s', whose images are packed only once: they are not found in '%s'. Name the other "
+                "folder in the config, or put a copy in place of the link.",
+                name, target.relative_to(root), name,
+            )  # fmt: skip
+
+
 def _check(folder: Path, names: Mapping[str, Path], images: Sequence[str], labels: Mapping[str, Any]) -> None:
+    named_so = (Path(name) for name in names if name.endswith(PACK))
+    packs = (path for path in named_so if path.name == PACK and path.with_name(MEMBERS).as_posix() in names)
+    if pack := next(packs, None):
+        raise DataError(f"'{(folder / pack).parent}' is a pack. Give the folder that it was made of, or move it.")
     if not images:
         raise DataError(f"'{folder}' contains no image. Give the folder of the data, which data.root names.")
     if video := next((name for name in names if name.lower().endswith(VIDEO_EXTENSIONS)), None):

@@ -15,6 +15,7 @@ looked up in the index. Whoever opens or lists images asks here, so that dataset
 import hashlib
 import json
 import os
+import posixpath
 import shutil
 import tarfile
 import tempfile
@@ -51,7 +52,8 @@ def mount(root: str) -> str:
         DataError: there is no pack at an address, or it is damaged, incomplete or of another version.
     """
     if not is_url(root):
-        if not os.path.isfile(os.path.join(root, PACK)):
+        has = {name for name in (PACK, NAMES, MEMBERS, FILES) if os.path.isfile(os.path.join(root, name))}
+        if PACK not in has or len(has) == 1:  # a file of this name may be something else
             return root
         root = os.path.abspath(root)
     root = root.rstrip("/")
@@ -59,22 +61,27 @@ def mount(root: str) -> str:
     description = _parse(text, f"{root}/{PACK}")
     if is_url(root):
         read_range(f"{root}/{PACK}", 0, 1)  # a server without ranges is named now, before it sends a complete shard
-    digest = hashlib.sha256(root.encode() + b"\n" + text).hexdigest()[:16]
+    digest = hashlib.sha256(encode_name(root) + b"\n" + text).hexdigest()[:16]
     folder = cache_folder() / "packs" / f"{PurePosixPath(root).name[:50]}-{digest}"
     try:
-        if not folder.is_dir():  # it is complete, also in a cache that can only be read
+        if not _is_mounted(folder):  # it is complete, also in a cache that can only be read
             folder.parent.mkdir(parents=True, exist_ok=True)
             waiting = f"{root}: waiting for another process, which opens it"
             with locked(folder.with_name(f"{folder.name}.lock"), waiting):
-                if not folder.is_dir():
+                if not _is_mounted(folder):
                     _make_mount(folder, root, text, description)
     except OSError as error:
-        if not os.path.isdir(folder):  # without locks, another process may have made it meanwhile
+        if not _is_mounted(folder):  # without locks, another process may have made it meanwhile
             raise DataError(
                 f"{root}: its annotations cannot be stored in '{folder.parent}' ({error.strerror or error}). Set "
                 "VITKIT_CACHE to a folder with space that may be written."
             ) from error
     return str(folder)
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Whether a folder has its index: where files are removed that nobody has used for long, folders stay."""
+    return all(os.path.isfile(folder / _MOUNTED / name) for name in (NAMES, MEMBERS, PACK, _ORIGIN))
 
 
 def _make_mount(folder: Path, root: str, text: bytes, description: dict[str, Any]) -> None:
@@ -91,7 +98,9 @@ def _make_mount(folder: Path, root: str, text: bytes, description: dict[str, Any
         _extract(index / FILES, made, root)
         (index / FILES).unlink()
         (index / PACK).write_bytes(text)
-        (index / _ORIGIN).write_text(root, encoding="utf-8")
+        (index / _ORIGIN).write_bytes(encode_name(root))
+        if not _is_mounted(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # without its index
         made.rename(folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -138,7 +147,7 @@ def _parse(text: bytes, name: str) -> dict[str, Any]:
                 raise TypeError
             if not all(isinstance(shard["name"], str) for shard in description["shards"]):
                 raise TypeError
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"'{name}' is not a pack's description, or damaged. Write it by vitkit data pack.") from error
     if version != VERSION:
         raise DataError(
@@ -182,7 +191,7 @@ class Pack:
 
     def __init__(self, folder: Path):
         index = folder / _MOUNTED
-        self.root = (index / _ORIGIN).read_text(encoding="utf-8")
+        self.root = _text((index / _ORIGIN).read_bytes())
         text = (index / PACK).read_bytes()
         self.shards = json.loads(text)["shards"]
         # Mapped into memory: all processes of the machine share the pages.
@@ -308,6 +317,8 @@ def blocks_of(folder: str | Path, names: Iterable[str]) -> np.ndarray | None:
     if (found := _find_pack(os.path.abspath(folder))) is None:
         return None
     pack, inside = found
-    prefix = encode_name(f"{inside}/") if inside else b""
-    numbers = pack.find(np.array([prefix + encode_name(name) for name in names], np.bytes_))
+    paths = (f"{inside}/{name}" if inside else name for name in names)
+    # Annotations may have "./a.jpg" or "a//b.jpg".
+    normal = (posixpath.normpath(path) if "//" in path or "./" in path else path for path in paths)
+    numbers = pack.find(np.array(list(map(encode_name, normal)), np.bytes_))
     return None if numbers.min(initial=0) < 0 else pack.blocks(numbers)

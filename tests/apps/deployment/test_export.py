@@ -22,15 +22,7 @@ import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.apps.deployment import export as export_module
 from vitkit.apps.deployment.checks import differences, image_inputs, image_size
-from vitkit.apps.deployment.export import (
-    ExportSettings,
-    Part,
-    card_path,
-    check_out,
-    read_images,
-    runner_path,
-    write_part,
-)
+from vitkit.apps.deployment.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
 from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.exported.graphs import ExportGraph, image_graph
 from vitkit.apps.exported.loading import open_exported
@@ -175,15 +167,6 @@ def test_model_card_lies_beside_the_file(run):
     assert (card.data.license, card.data.license_name, card.data.library_name) == ("other", "cc0", "onnx")
     assert card.data.pipeline_tag == "object-detection" and card.data.model_name == "tiny"
     assert "python run_tiny.py 'street.jpg'" in card.text and 'vitkit.load("tiny.onnx")("street.jpg")' in card.text
-
-
-def test_model_card_replaces_no_other_readme(tmp_path):
-    out, readme = tmp_path / "cells.onnx", tmp_path / "README.md"
-    assert card_path(out) == readme
-    readme.write_text("# cells\n\nMy project.\n")
-    assert card_path(out) == tmp_path / "cells.README.md"
-    readme.write_text("---\n---\n\n# cells\n\nDINO; written by vitkit 0.2.0.\n")
-    assert card_path(out) == readme and card_path(tmp_path / "dogs.onnx") == tmp_path / "dogs.README.md"
 
 
 def test_license_of_the_zoo_applies_only_to_its_own_weights(tmp_path):

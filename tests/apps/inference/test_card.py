@@ -9,7 +9,16 @@ from huggingface_hub import ModelCard
 
 import vitkit
 from vitkit import DataError, load_config
-from vitkit.apps.inference.card import Measured, data_name, make_card, read_metrics, save_metrics, task_of, zoo_entry
+from vitkit.apps.inference.card import (
+    Measured,
+    card_path,
+    data_name,
+    make_card,
+    read_metrics,
+    save_metrics,
+    task_of,
+    zoo_entry,
+)
 from vitkit.apps.inference.load import find_trained
 from vitkit.tools import test as test_tool
 from vitkit.weights import save_checkpoint
@@ -60,6 +69,17 @@ def test_a_license_that_the_hub_does_not_know_is_named_beside_other():
 def test_card_without_metrics_says_how_to_measure_them():
     card = card_of("shapes_vit", measured=[])
     assert card.data.eval_results is None and "None measured: `vitkit test`" in card.text
+    card = card_of("shapes_vit", measured=[Measured("cells", "val", {}, {"AP": -1.0})])  # which could not be measured
+    assert card.data.eval_results is None and "None measured: `vitkit test`" in card.text and "|" not in card.text
+
+
+def test_card_replaces_no_other_readme(tmp_path):
+    readme = tmp_path / "README.md"
+    assert card_path(tmp_path, "cells") == readme
+    readme.write_text("# cells\n\nMy project.\n")
+    assert card_path(tmp_path, "cells") == tmp_path / "cells.README.md"
+    readme.write_text("---\n---\n\n# cells\n\nDINO; written by vitkit 0.2.0.\n")
+    assert card_path(tmp_path, "cells") == readme and card_path(tmp_path, "dogs") == tmp_path / "dogs.README.md"
 
 
 def test_only_data_that_weights_were_trained_on_are_named(tmp_path):
@@ -93,8 +113,9 @@ def test_metrics_belong_to_the_weights_that_were_evaluated(tmp_path):
     # Files of this name that other tools have written are left alone.
     for number, text in enumerate(('{"step": 1}\n{"step": 2}', "[]", '{"AP": 0.5}')):
         (tmp_path / f"metrics-a{number}.json").write_text(text)
-    (tmp_path / "metrics-folder.json").mkdir()
-    (tmp_path / "metrics-lost.json").symlink_to(tmp_path / "nothing")
+    (tmp_path / "metrics-a3.json").write_text("[" * 100_000)
+    (tmp_path / "metrics-b.json").mkdir()
+    (tmp_path / "metrics-c.json").symlink_to("nowhere")
     save_metrics(tmp_path / "metrics-5.json", old, weights)
     assert read_metrics(weights) == [old]
 

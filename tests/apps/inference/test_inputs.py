@@ -197,8 +197,12 @@ def test_invalid_scores_counts_and_images_are_refused(model, files):
     ):
         with pytest.raises(ConfigError, match=message):
             model(["street.png"], **options)
+    with pytest.raises(ConfigError, match="workers=-1: expected at least 0"):
+        next(model.stream(["street.png"], workers=-1))
     with pytest.raises(DataError, match="got dict; expected a file"):
         model({"image": "street.png"})
+    with pytest.raises(DataError, match="image_0: got tuple; expected a file"):  # a pair is a name and an image
+        model([("street.png", "a street", 3)])
     prediction = model("street.png")
     for name in ("drawn", "drawn.xyz"):
         with pytest.raises(ConfigError, match=f"save: '{name}' does not have the extension of an image format"):

@@ -1,7 +1,9 @@
 """Predictions written as annotations for tools of labeling."""
 
 import json
+import os
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from vitkit.apps.inference.labels import PredictedImages, write_labels
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
-from vitkit.data.formats.writing import WRITERS
+from vitkit.data.formats.writing import STAYING, WRITERS
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation
 from vitkit.tools import predict
@@ -74,6 +76,25 @@ def test_masks_survive(format, lowest_iou, tmp_path, capsys):
         assert max((mask & other).sum() / (mask | other).sum() for other in read) >= lowest_iou
     # Label Studio's polygons have no holes, which is said.
     assert ("holes, which become separate objects: 2" in capsys.readouterr().out) == (format == "label-studio")
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_names_with_signs_of_addresses_and_xml_survive(format, tmp_path):
+    content = predictions(tmp_path)
+    name = "a%20&b#1?=ü 'x\".png"
+    content["images"][0]["image"] = str((tmp_path / "photos/b/2.png").rename(tmp_path / "photos" / name))
+    write_labels(content, format, tmp_path)
+    data = read_annotations(tmp_path / format, tmp_path / "photos" if format in STAYING else None, format=format)
+    assert sorted(Path(image["file_name"]).name for image in data.images) == ["1.png", name]
+    assert len(data.annotations) == 2
+
+
+def test_a_name_that_is_not_text_is_said(tmp_path):
+    content = predictions(tmp_path)
+    other = tmp_path / os.fsdecode(b"photos/\xe9.png")
+    content["images"][1]["image"] = str((tmp_path / "photos/1.png").rename(other))
+    with pytest.raises(DataError, match=r"review_order\.txt: a name is not text that can be stored"):
+        write_labels(content, "coco", tmp_path)
 
 
 def test_scores_are_kept_where_the_format_has_a_place(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.apps.conversion.transformers_writing import TOKENIZER, write_folder
-from vitkit.apps.inference.card import CARD, make_card, read_metrics
+from vitkit.apps.inference.card import card_path, make_card, read_metrics
 from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.devices import Precision
@@ -65,7 +65,7 @@ def convert(
     Args:
         model: see `find_model`.
         out: a .pth or .safetensors file; for transformers also a folder, which its `from_pretrained` reads:
-            config.json, weights, the preparation of images, a text model's tokens, and a model card, README.md.
+            config.json, weights, the preparation of images, a text model's tokens, and a model card, see `card_path`.
         to: whose names the weights get: those of the model's original project, of the transformers library, or of
             vitkit. With vitkit's, a file also has the config, the classes or vocabularies, and what evaluation has
             measured, so that it can be loaded by itself.
@@ -89,11 +89,12 @@ def convert(
     loaded = load(config, weights, training_queries=True)
     check_not_exported(loaded, "convert")
     if out.suffix not in ENDINGS:
-        measured = read_metrics(weights)
+        measured, name = read_metrics(weights), out.resolve().name
         state, names = write_folder(out, loaded, config["model"])
-        about = dict(name=out.name, license=license, library="transformers", usage=_usage(out), measured=measured)
-        write_text(out / CARD, make_card(loaded, config, weights, **about))
-        return Converted(out, names, len(state), loaded.report, out / CARD)
+        card = card_path(out, name)
+        about = dict(name=name, license=license, library="transformers", usage=_usage(out), measured=measured)
+        write_text(card, make_card(loaded, config, weights, **about))
+        return Converted(out, names, len(state), loaded.report, card)
     state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else write_names(loaded.model, to)
     state = _in_precision(state, precision)
     kept = _keep_entries(loaded, config, weights) if to == "vitkit" else {}
@@ -108,13 +109,14 @@ def convert(
 
 def _usage(folder: Path) -> str:
     """Return how a folder of the transformers library is loaded, in Markdown."""
+    name = folder.resolve().name
     (architecture,) = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["architectures"]
     readers = {"model": architecture}
     if (folder / PREPROCESSOR).is_file():
         readers["processor"] = "AutoImageProcessor"
     if (folder / TOKENIZER).is_file() or (folder / TOKENIZER_FILE).is_file():
         readers["tokenizer"] = "AutoTokenizer"
-    lines = [f'{name} = {reader}.from_pretrained("OWNER/{folder.name}")' for name, reader in readers.items()]
+    lines = [f'{part} = {reader}.from_pretrained("OWNER/{name}")' for part, reader in readers.items()]
     code = "\n".join([f"from transformers import {', '.join(sorted(readers.values()))}", "", *lines])
     return f"""```python
 {code}
@@ -125,7 +127,7 @@ Or, with `pip install vitkit`:
 ```python
 import vitkit
 
-model = vitkit.load("hf:OWNER/{folder.name}")
+model = vitkit.load("hf:OWNER/{name}")
 ```"""
 
 

@@ -40,7 +40,7 @@ from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
 from vitkit.apps.exported.loading import METADATA, import_optional_module, open_exported
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
-from vitkit.apps.inference.card import CARD, WRITTEN, make_card, read_metrics, zoo_entry
+from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
 from vitkit.apps.inference.inputs import find_images
 from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.load import Loaded, check_not_exported, find_trained, load
@@ -160,21 +160,11 @@ def export(
     metadata = describe(predictor, config, name=name, license=license)
     arrays = read_images(images, predictor, max_images) if isinstance(predictor, Predictor) else []
     parts = export_model(predictor, out, settings, images=arrays, metadata=metadata)
-    runner, card = runner_path(out) if format == "onnx" else None, card_path(out)
+    runner, card = runner_path(out) if format == "onnx" else None, card_path(out.parent, out.stem)
     usage, library = card_usage(predictor, out, runner), "onnx" if format == "onnx" else "pytorch"
     about = dict(name=out.stem, license=license, library=library, usage=usage, measured=measured)
     write_text(card, make_card(predictor, config, weights, **about))
     return Export(parts, runner, card, predictor.report)
-
-
-def card_path(out: Path) -> Path:
-    """Return the path of the model card beside a file: README.md, or NAME.README.md if that is something else's."""
-    path = out.with_name(CARD)
-    if not path.exists():
-        return path
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    is_own = f"\n# {out.stem}\n" in text and WRITTEN in text
-    return path if is_own else out.with_name(f"{out.stem}.{CARD}")
 
 
 def card_usage(predictor: Loaded, out: Path, runner: Path | None) -> str:

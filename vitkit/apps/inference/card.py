@@ -68,13 +68,12 @@ def read_metrics(weights: str | Path) -> list[Measured]:
     if not path.is_file():
         return []
     found: dict[str, Measured] = {}
-    named = (file for file in path.parent.glob("*metrics*.json") if file.is_file())
-    files = sorted(named, key=lambda file: file.stat().st_mtime)
+    files = sorted(filter(Path.is_file, path.parent.glob("*metrics*.json")), key=lambda file: file.stat().st_mtime)
     digest = file_digest(path, "sha256") if files else None
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:  # another tool's file of that name, which may be of any format
+        except (ValueError, RecursionError):  # another tool's file of that name, which may be of any format
             continue
         if not (isinstance(content, dict) and "vitkit" in content and content.get("sha256") == digest):
             continue
@@ -134,6 +133,16 @@ def task_of(loaded: Loaded) -> str:
     if "class_scores" in returns:
         return "image-classification" if loaded.sampling is None else "video-classification"
     return "image-segmentation" if returns & {"masks", "panoptic", "semantic"} else "object-detection"
+
+
+def card_path(folder: Path, name: str) -> Path:
+    """Return the path of a model's card in a folder: README.md, or NAME.README.md if that is something else's."""
+    path = folder / CARD
+    if not path.exists():
+        return path
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    is_own = f"\n# {name}\n" in text and WRITTEN in text
+    return path if is_own else folder / f"{name}.{CARD}"
 
 
 def make_card(
@@ -214,11 +223,13 @@ def _classes(loaded: Loaded) -> list[str]:
 
 
 def _metrics(measured: Sequence[Measured], entry: Mapping[str, Any]) -> str:
-    lines = ["| data | split | metric | value |", "|---|---|---|--:|"] if measured else []
+    lines: list[str] = []
     for each in measured:
         how = "".join(f", {key} {value}" for key, value in each.options.items())
         values = {name: value for name, value in each.metrics.items() if is_measured(value)}
         lines += [f"| {each.data} | {each.split}{how} | {name} | {value:.4g} |" for name, value in values.items()]
+    if lines:
+        lines = ["| data | split | metric | value |", "|---|---|---|--:|", *lines]
     if "published" in entry:
         figures = ", ".join(f"{name} {value}" for name, value in entry["published"].items())
         lines += ["", f"Published, not measured here: {figures} ({entry['published_in']})."]

@@ -200,7 +200,7 @@ def group_frame_folders(sources: Sequence[str], images: Named, videos: Named) ->
 def number_items(images: Iterable[ImageLike | NamedImage], what: str = "image") -> Iterator[NamedImage]:
     """Yield images with names; those without a name are named by their path or their number."""
     for number, image in enumerate(images):
-        if isinstance(image, tuple):
+        if isinstance(image, tuple) and len(image) == 2 and isinstance(image[0], str):
             yield image
         else:
             yield (str(image) if isinstance(image, str | Path) else f"{what}_{number}"), image

@@ -245,6 +245,8 @@ class Predictor:
         """
         if text is None and text_threshold is not None:
             raise ConfigError("text_threshold: is for the words of a caption. Give one, text='a dog chases the ball'.")
+        if workers < 0:
+            raise ConfigError(f"workers={workers}: expected at least 0.")
         if text is not None:
             predictor = self.with_text(text, text_threshold=text_threshold)
             yield from predictor.stream(

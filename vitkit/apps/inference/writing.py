@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -495,7 +495,9 @@ def find_start(name: str, output: Output) -> int:
         return 0
     try:
         with (output.folder / f"{name}_frames.jsonl").open("rb") as file:
-            count = sum(line.endswith(b"}\n") for line in file)
+            # After a loss of power, there may be zeros in between.
+            sound = takewhile(lambda line: line.startswith(b"{") and line.endswith(b"}\n"), file)
+            count = sum(1 for _ in sound)
     except FileNotFoundError:
         return 0
     if output.draw:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import cv2
@@ -233,7 +234,8 @@ def write_label_studio(data: AnnotatedImages, out: Path, lost: Lost) -> list[Pat
             scores = [annotation["score"] for annotation in annotations if "score" in annotation]
             entry = {"result": results} | ({"score": min(scores), "model_version": "vitkit"} if scores else {})
             known = {"split": split_of[image["id"]]} if image["id"] in split_of else {}
-            task = {"data": {"image": f"{LOCAL_FILES}images/{image['file_name']}"} | known, key: [entry]}
+            address = f"{LOCAL_FILES}images/{quote(image['file_name'])}"
+            task = {"data": {"image": address} | known, key: [entry]}
             file.write(f"{', ' if number else ''}{json.dumps(task, ensure_ascii=False)}")
         file.write("]")
     write_bytes(out / "labels.xml", ElementTree.tostring(interface, encoding="utf-8"), below=out)

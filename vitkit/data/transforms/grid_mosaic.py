@@ -20,6 +20,8 @@ from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
 _MIN_BOX_SIDE = 1e-3
+_MAX_TILE = 16383
+"""The longest side of a tile: OpenCV moves images of less than 32767 pixels a side, and two tiles lie side by side."""
 
 
 class Affine(NamedTuple):
@@ -131,7 +133,7 @@ def make_grid(samples: list[AnnotatedImage], tile: int, pad_value: int) -> Annot
     """Put four images of a short side of `tile` pixels at the top left of the cells of a grid, row by row."""
     tiles = []
     for sample in samples:
-        size = compute_resized_size(*sample.image.shape[:2], short_side=tile, max_size=None)
+        size = compute_resized_size(*sample.image.shape[:2], short_side=tile, max_size=_MAX_TILE)
         tiles.append(sample.resized(resize_image(sample.image, size)))
     height, width = (max(each.image.shape[axis] for each in tiles) for axis in (0, 1))
     first = tiles[0].image
