@@ -130,7 +130,9 @@ def test_workers_that_inherit_nothing_read_a_pack(server, method):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_unreadable_shard_ends_loading_in_one_line_or_is_skipped(server, num_workers, monkeypatch, caplog):
     monkeypatch.setenv("VITKIT_CACHE_GB", "0")
-    settings = DataSettings(root=f"{server.url}/pack", train=TRAIN, num_workers=num_workers)
+    # A server of forks that runs already has the variables of another test.
+    start = "fork" if num_workers else None
+    settings = DataSettings(root=f"{server.url}/pack", train=TRAIN, num_workers=num_workers, start_workers=start)
     dataset = settings.dataset("train")
     found, number = packs._find_image(dataset.image_path(3))
     shard = found.shards[int(found.members[number]["shard"])]["name"]
