@@ -187,21 +187,27 @@ def test_training_resumed_after_a_failure_of_the_server_equals_one_without(serve
         return run(tmp_path / name, loader=loader, batches_per_epoch=4, save_every_steps=1, log_every=1, **options)[0]
 
     whole = train("whole")
-    answer, log = server.answer, tmp_path / "parts/log.jsonl"
-
-    def fail_in_the_second_epoch(handler, *, with_body):
-        if "shard" in handler.path and log.exists() and '"step": 6' in log.read_text():
-            handler.send_error(500)
-        else:
-            answer(handler, with_body=with_body)
-
-    monkeypatch.setattr(server, "answer", fail_in_the_second_epoch)
+    answer = server.answer
+    fail_after(server, monkeypatch, tmp_path / "parts/log.jsonl", step=6)
     with pytest.raises(DataError, match=r"'http.*/shard-0000\d\.tar' .* cannot be read in 5 attempts"):
         train("parts")
     assert read_checkpoint(tmp_path / "parts/last.pth")["progress"]["step"] == 6
     monkeypatch.setattr(server, "answer", answer)
     resumed = train("parts", resume=tmp_path / "parts/last.pth")
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def fail_after(server, monkeypatch, log: Path, *, step: int) -> None:
+    """Let a server fail to send shards once a run's log has a step."""
+    answer = server.answer
+
+    def answer_until(handler, *, with_body):
+        if "shard" in handler.path and log.exists() and f'"step": {step}' in log.read_text():
+            handler.send_error(500)
+        else:
+            answer(handler, with_body=with_body)
+
+    monkeypatch.setattr(server, "answer", answer_until)
 
 
 CONFIG = """
@@ -237,15 +243,8 @@ def test_a_run_whose_server_failed_ends_as_one_without_failures(server, tmp_path
         train.main([*argv, "--device", "cpu"])
 
     train_by("tiny.py", "--run-dir", "whole", f"data.root={server.url}/pack")
-    answer, log = server.answer, Path("parts/log.jsonl")
-
-    def fail_in_the_second_epoch(handler, *, with_body):
-        if "shard" in handler.path and log.exists() and '"step": 5' in log.read_text():
-            handler.send_error(500)
-        else:
-            answer(handler, with_body=with_body)
-
-    monkeypatch.setattr(server, "answer", fail_in_the_second_epoch)
+    answer = server.answer
+    fail_after(server, monkeypatch, Path("parts/log.jsonl"), step=5)
     with pytest.raises(SystemExit, match=r"error: 'http.*/shard-0000\d\.tar' .* cannot be read in 5 attempts"):
         train_by("tiny.py", "--run-dir", "parts", f"data.root={server.url}/pack")
     assert 4 < read_checkpoint("parts/last.pth")["progress"]["step"] < 8  # of four an epoch
