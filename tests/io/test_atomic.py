@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vitkit.errors import DataError
-from vitkit.io.atomic import link_atomically, write_atomically
+from vitkit.io.atomic import link_atomically, remove_left_over, renaming, write_atomically
 from vitkit.io.output import write_bytes, writing
 
 
@@ -65,3 +65,16 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path):
         new.write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert path.read_text() == "earlier" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_only_what_a_killed_process_left_of_the_named_files_is_removed(tmp_path):
+    path, other = tmp_path / ("a" * 60 + ".jpg"), tmp_path / "b.jpg"
+    kept = [tmp_path / name for name in ("b.jpg.notes.tmp", "b.jpg.0123abcd.png", "c.jpg.0123abcd.tmp")]
+    for file in kept:
+        file.write_bytes(b"")
+    for target in (path, other):
+        with renaming(target, sync=False) as temporary:
+            temporary.write_bytes(b"whole")
+            temporary.with_name(temporary.name.replace(".tmp", "")[:-8] + "0123abcd.tmp").write_bytes(b"half")
+    remove_left_over([path, other, tmp_path / "no folder" / "a.jpg"])
+    assert sorted(tmp_path.iterdir()) == sorted([path, other, *kept])

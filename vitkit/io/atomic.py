@@ -1,9 +1,10 @@
 """Files written atomically: a file with its final name is always complete, and an earlier one stays until then."""
 
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +13,8 @@ TEMPORARY_SUFFIX = ".tmp"
 """Suffix of files and folders that are being written; one that is left over is from a killed run."""
 _MAX_NAME = 50
 """The letters of a file's name in its temporary one: with any letters, less than the 255 bytes of a name."""
+
+_LEFT_OVER = re.compile(rf"(.*)\.[0-9a-f]{{8}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool = True) -> None:
@@ -69,6 +72,18 @@ def renaming(path: Path, *, sync: bool, ending: str = "") -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_left_over(paths: Iterable[Path]) -> None:
+    """Remove the temporary files that a killed process left of some files, which nobody else may be writing."""
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(path.name[:_MAX_NAME])
+    for folder, written in names.items():
+        for found in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+            match = _LEFT_OVER.fullmatch(found.name)
+            if match and match[1] in written:
+                found.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

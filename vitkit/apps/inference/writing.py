@@ -26,6 +26,7 @@ from vitkit.apps.inference.tiles import Tiling
 from vitkit.apps.inference.videos import classify_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
+from vitkit.io.atomic import remove_left_over
 from vitkit.io.output import check_links, make_new_folder, unwritable, write_bytes, writing
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
@@ -121,7 +122,7 @@ def predict_files(
     indices = find_share(len(images), len(videos), output, done)
     num_images = sum(index < len(images) for index in indices)
     my_images, my_videos = ([named[k] for k in part] for part in (indices[:num_images], indices[num_images:]))
-    check_files_stay(predictor, named, my_images, my_videos, output)
+    written = check_files_stay(predictor, named, my_images, my_videos, output)
     output.folder.mkdir(parents=True, exist_ok=True)
     if predictor.finds_objects and output.threshold is None:
         print(f"objects from {predictor.thresholds}")
@@ -130,6 +131,8 @@ def predict_files(
     index_of = {str(named[k][0]): k for k in indices}
     settings = describe_settings(predictor, name, overrides, inputs, named, output, tiling)
     with Journal(output.folder, output.shard, settings, resume=output.resume, overwrite=output.overwrite) as journal:
+        if output.resume:  # other shards may be merging the results
+            remove_left_over(written if output.shard.of == 1 else written[1:])
 
         def write(path: str, entry: Mapping[str, Any]) -> None:
             journal.add(index_of[path], entry)
@@ -298,8 +301,8 @@ def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:
         )
 
 
-def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: Named, output: Output) -> None:
-    """Check that no file to write is one of the inputs, or there already.
+def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: Named, output: Output) -> list[Path]:
+    """Check that no file to write is one of the inputs, or there already; return the files to write.
 
     Args:
         named: all inputs.
@@ -321,15 +324,16 @@ def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: 
             raise DataError(
                 f"--out {output.folder}: {verb} would overwrite the input '{overwritten}'. Choose another folder."
             )
-    written = [RESULTS_NAME, *(drawn if output.draw else ()), *maps]
-    existing = next((output.folder / file for file in written if os.path.lexists(output.folder / file)), None)
+    written = [output.folder / file for file in (RESULTS_NAME, *(drawn if output.draw else ()), *maps)]
+    existing = next((file for file in written if os.path.lexists(file)), None)
     if existing is not None and not (output.overwrite or output.resume):
         raise DataError(
             f"--out {output.folder}: '{existing}' exists already. Choose another folder, continue it by --resume "
             f"{output.folder}, or add --overwrite."
         )
-    for folder in {(output.folder / file).parent for file in written}:
+    for folder in {file.parent for file in written}:
         check_links(folder / RESULTS_NAME, output.folder)
+    return written
 
 
 def predict_images(
