@@ -151,10 +151,21 @@ class Model(nn.Module):
     what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
     text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
-        Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
+        Literal[
+            "boxes_xyxy",
+            "masks",
+            "semantic",
+            "panoptic",
+            "class_scores",
+            "phrases",
+            "text",
+            "masked_tokens",
+            "features",
+        ]
     ] = ()
-    """What its predictions have, by their fields (vitkit/structures.py), and "masked_tokens" for a model that fills
-    masks; empty: it does not say, and is taken for a detector."""
+    """What its predictions have, by their fields (vitkit/structures.py), "masked_tokens" for a model that fills masks,
+    and "features" for one whose only output is a vector of each image; empty: it does not say, and is taken for a
+    detector."""
     class_head: Sequence[str] = ()
     """Prefixes of the names of the parameters whose size depends on the number of classes."""
     class_activation: Literal["softmax", "sigmoid"] | None = None
