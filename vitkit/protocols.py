@@ -306,8 +306,11 @@ class Criterion(nn.Module):
     """The kind of class logits that it is for, see `Model`; None: any."""
     meters: Mapping[str, Any] = MappingProxyType({})
     """Measured quantities other than losses: name -> `vitkit.distributed.RatioMeter`."""
+    training_only: bool = False
+    """Whether it reads what its model returns only in training mode; evaluations then have no loss."""
     needs_outputs: Sequence[str] = ()
-    """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
+    """The fields of the model's outputs that it always reads, checked on the first batch, before training, unless it is
+    `training_only`."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
     step_share: Tensor | None = None
