@@ -13,11 +13,11 @@ from vitkit.backbones.base import check_at_least_1
 from vitkit.backbones.vit import Tokens, ViT
 from vitkit.backbones.vit_blocks import Block
 from vitkit.errors import ConfigError, DataError
-from vitkit.models.base import ModelOnBackbone
+from vitkit.models.pretraining import PretrainingModel, pooled_features
 from vitkit.nn.layers import Linear
 from vitkit.nn.position import mae_positions, resize_positions_2d
-from vitkit.ops.images import normalize_images, per_channel, pixel_statistics
-from vitkit.registry import BACKBONES, MODELS, Spec
+from vitkit.ops.images import per_channel, pixel_statistics
+from vitkit.registry import MODELS, Spec
 
 _VARIANCE_EPS = 1e-6
 
@@ -34,7 +34,7 @@ class Reconstruction(NamedTuple):
 
 
 @MODELS.register
-class MAE(ModelOnBackbone):
+class MAE(PretrainingModel):
     """A ViT that encodes a part of the patches, and a smaller one that predicts the pixels of the others.
 
     Images have one size, a multiple of the patch size. After training, only the backbone is of use.
@@ -60,7 +60,7 @@ class MAE(ModelOnBackbone):
         decoder_depth: int = 8,
         decoder_num_heads: int = 16,
     ):
-        super().__init__()
+        super().__init__(backbone)
         check_at_least_1(
             decoder_d_model=decoder_d_model, decoder_depth=decoder_depth, decoder_num_heads=decoder_num_heads
         )
@@ -69,7 +69,6 @@ class MAE(ModelOnBackbone):
                 f"decoder_d_model={decoder_d_model}: expected a multiple of 4 and of decoder_num_heads="
                 f"{decoder_num_heads}."
             )
-        self.backbone = BACKBONES.build(backbone)
         _check_backbone(self.backbone)
         self.mask_ratio = mask_ratio
         self.num_kept(self.backbone.grid)
@@ -110,13 +109,13 @@ class MAE(ModelOnBackbone):
         Returns:
             pred_patches, target_patches: (B, M, P), pixels in the order row, column, channel.
             removed: (B, M) int64, the number of each of these patches.
-            features: only in evaluation mode, (B, d_model): see `features`.
+            features: only in evaluation mode, (B, d_model), see `pooled_features`.
         Raises:
             DataError: the images cannot be divided into patches.
         """
         images = self.prepare(images)
         outputs = self.predict(images, noise)
-        return outputs if self.training else {**outputs, "features": self.features(images)}
+        return outputs if self.training else {**outputs, "features": pooled_features(self.backbone, images)}
 
     def predict(self, images: Tensor, noise: Tensor | None = None) -> dict[str, Tensor]:
         """Predict the removed patches of prepared images; see `forward`."""
@@ -140,22 +139,11 @@ class MAE(ModelOnBackbone):
         order, count = noise.argsort(dim=1), self.num_kept(grid)
         return order[:, :count], order[:, count:]
 
-    def features(self, images: Tensor) -> Tensor:
-        """Return the class token of prepared images with all their patches, normalized, (B, d_model); the mean of the
-        patches if there is none."""
-        backbone = self.backbone
-        tokens = backbone.norm(backbone.run_blocks(backbone.tokens(images)).x)
-        return tokens[:, 0] if backbone.has_class_token else tokens[:, backbone.num_tokens :].mean(dim=1)
-
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Replace the decoder's fixed positions of another grid by those of this one."""
         key = f"{prefix}decoder_pos_embed"
         if key in state and state[key].shape != self.decoder_pos_embed.shape:
             state[key] = self.decoder_pos_embed
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """Normalize images as the backbone expects."""
-        return normalize_images(images, **pixel_statistics(self.backbone))
 
     def num_kept(self, grid: tuple[int, int]) -> int:
         """Return K for a grid of patches.
@@ -255,8 +243,8 @@ def _check_backbone(backbone: nn.Module) -> None:
     remedy = "Choose one such as vit_base_patch16."
     if not isinstance(backbone, ViT):
         raise ConfigError(f"backbone: MAE removes tokens of a ViT; got {type(backbone).__name__}. {remedy}")
-    if backbone.is_classifier or not backbone.attends_globally or backbone.patch_embed.stem is not None:
-        raise ConfigError(f"backbone: MAE needs a ViT without windows, stem or num_classes. {remedy}")
+    if not backbone.attends_globally or backbone.patch_embed.stem is not None:
+        raise ConfigError(f"backbone: MAE needs a ViT without windows and stem. {remedy}")
     (height, width), side = backbone.image_size, backbone.patch_size
     if height % side or width % side:
         raise ConfigError(
