@@ -52,7 +52,7 @@ class LinearProbe(FeatureClassifier):
 
 
 def assign_folds(labels: Tensor, folds: int) -> Tensor:
-    """Return the (N,) int64 fold of each image: by turns and class by class, so that folds have equally many of each."""
+    """Return the (N,) int64 fold of each image; each fold has about as many images of a class as the others."""
     assigned = torch.empty_like(labels)
     assigned[labels.argsort(stable=True)] = torch.arange(len(labels)) % folds
     return assigned
