@@ -295,6 +295,20 @@ class AdaptsState(Protocol):
         """Convert the entries whose names start with `prefix`, in place."""
 
 
+@runtime_checkable
+class LearnsFromTeacher(Protocol):
+    """A model that in training learns from a frozen network, which is no part of it; see `vitkit.models.teacher`."""
+
+    teacher: str | Mapping[str, Any] | None
+    """The config's teacher, see `vitkit.weights.teachers.find_teacher`; None if a module was given."""
+
+    def build_teacher(self, backbone: Mapping[str, Any]) -> nn.Module:
+        """Return the network that is to teach, with random weights: the backbone, or a model of it."""
+
+    def take_teacher(self, network: nn.Module) -> None:
+        """Learn from this network, whose weights are loaded."""
+
+
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 

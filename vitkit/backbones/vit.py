@@ -375,6 +375,12 @@ class ViT(BackboneBase):
             return self.head(x[:, 0])
         return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
+    def separate_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a distilled classifier's logits by the class token and by the distillation token, (B, num_classes)
+        each, which learn from the labels and from a teacher."""
+        x = self.norm(self.run_blocks(self.tokens(images)).x[:, :2])
+        return self.head(x[:, 0]), self.head_dist(x[:, 1])
+
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
         super().adapt_state(state, prefix)
