@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from vitkit.registry import BACKBONES, Spec, nearest
 from vitkit.weights.contents import state_dict_of
 from vitkit.weights.loading import load_weights
 from vitkit.weights.names import fetch_weights, find_weights
-from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained
+from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone
+from vitkit.weights.published import load_published_config
 from vitkit.weights.reading import read_checkpoint, read_metadata
 
 
@@ -44,19 +46,29 @@ def find_teacher(teacher: Spec) -> Teacher:
                 "weights, or give a file."
             )
         return Teacher(spec, None)
+    if isdir(teacher) and (trained := trained_backbone(teacher)) is not None:
+        return Teacher({**trained, "pretrained": teacher}, None)
     try:
-        path = Path(fetch_weights(find_weights(teacher)).path)
+        path, zoo_name = fetch_weights(find_weights(teacher))
     except ConfigError as error:
-        raise ConfigError(f"{error} It may also be a backbone. {nearest(teacher, BACKBONES.names())}") from error
+        if Path(teacher).name != teacher:  # a path
+            raise
+        raise ConfigError(
+            f"{teacher!r} is neither a backbone nor a run's folder, a checkpoint or a model of the zoo. "
+            f"{nearest(teacher, BACKBONES.names())}"
+        ) from error
     config = read_metadata(path).get("config")
-    model = json.loads(config).get("model") if isinstance(config, str) else None
+    if isinstance(config, str):
+        model = json.loads(config).get("model")
+    else:
+        model = None if zoo_name is None else load_published_config(zoo_name)["model"]
     spec = model.get("backbone") if isinstance(model, Mapping) else None
     if not spec:
         raise CheckpointError(
             f"{path}: does not say which backbone its weights are for. Name it: "
             f"model.teacher=\"dict(type='resnet50', pretrained='{teacher}')\"."
         )
-    return Teacher({**({"type": spec} if isinstance(spec, str) else spec), "pretrained": False}, path)
+    return Teacher({**({"type": spec} if isinstance(spec, str) else spec), "pretrained": False}, Path(path))
 
 
 def load_teacher(network: nn.Module, teacher: Teacher, classes: Sequence[str] | None) -> str:
