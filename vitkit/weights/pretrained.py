@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
-from vitkit.protocols import Backbone, child
+from vitkit.protocols import Backbone, Model, child
 from vitkit.registry import nearest
 from vitkit.weights.download import fetch_file
 from vitkit.weights.hub import fetch_repository, is_hub_name
@@ -39,6 +39,8 @@ def load_pretrained(model: nn.Module) -> str | None:
     if not hasattr(model, "pretrained_source"):
         backbone = child(model, "backbone")
         source = None if backbone is None else load_pretrained(backbone)
+        if source is not None and isinstance(model, Model):
+            model.after_pretrained()
         if source is None and getattr(model, "freeze_backbone", False):
             logger.warning(
                 "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
