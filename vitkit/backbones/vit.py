@@ -20,7 +20,13 @@ from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, ini
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU
-from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
+from vitkit.nn.position import (
+    mae_positions,
+    pad_rotations,
+    resize_positions_1d,
+    resize_positions_2d,
+    rotary_positions_2d,
+)
 from vitkit.ops.images import check_images, in_channels
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -100,7 +106,7 @@ _TORCHVISION = {
 
 
 _POOLINGS = ("token", "mean", "mean_norm")
-_POSITIONS = ("all", "patches", "axes", "rotary", "none")
+_POSITIONS = ("all", "patches", "axes", "sincos", "rotary", "none")
 
 
 class BlockOptions(TypedDict, total=False):
@@ -129,7 +135,8 @@ class Tokens(NamedTuple):
     size: tuple[int, int]
     """(h, w) of the patches, which come last."""
     rotations: Tensor | None
-    """(2, L, d), rotations of queries and keys; None unless positions are "rotary"."""
+    """(2, L, d), rotations of queries and keys, or (2, B, 1, L, d), those of each image; None unless positions are
+    "rotary"."""
 
 
 @BACKBONES.register
@@ -149,7 +156,8 @@ class ViT(BackboneBase):
             likewise.
         positions: learned positions of patches, class and distillation token ("all"), or only of patches ("patches",
             as in DINOv2 with registers); learned positions of a patch's row and column, with half of the channels each
-            ("axes", ViT's "2-D" in table 8); rotations of the patches' queries and keys in every block ("rotary",
+            ("axes", ViT's "2-D" in table 8); fixed sines and cosines of a patch's column and row ("sincos", MAE), which
+            are stored like those of "all"; rotations of the patches' queries and keys in every block ("rotary",
             DINOv3); or "none". For relative positions use `ViTDet`.
         position_offset: positions are resampled for other sizes as in DINO, which has 0.1: without antialiasing, as if
             there were this fraction of a patch more; 0: with antialiasing.
@@ -188,7 +196,7 @@ class ViT(BackboneBase):
         mlp_ratio: float = 4.0,
         mlp: Literal["gelu", "swiglu"] = "gelu",
         image_size: int | tuple[int, int] = 224,
-        positions: Literal["all", "patches", "axes", "rotary", "none"] = "all",
+        positions: Literal["all", "patches", "axes", "sincos", "rotary", "none"] = "all",
         position_offset: float = 0.0,
         rotary_rescale: float = 1.0,
         class_token: bool = True,
@@ -211,6 +219,8 @@ class ViT(BackboneBase):
             raise ConfigError(f"positions={positions!r}: unknown. {nearest(str(positions), _POSITIONS)}")
         if not 0 <= position_offset < 1:
             raise ConfigError(f"position_offset={position_offset}: expected at least 0 and below 1, a part of a patch.")
+        if positions == "sincos" and d_model % 4:
+            raise ConfigError(f"positions='sincos': d_model={d_model} must be a multiple of 4.")
         if rotary_rescale < 1:
             raise ConfigError(f"rotary_rescale={rotary_rescale}: expected at least 1, where 1 means no rescaling.")
         if distilled and not class_token:
@@ -263,14 +273,18 @@ class ViT(BackboneBase):
         num_classifying = num_class_tokens + num_distillation_tokens
         self.num_registers = num_registers
         self.num_tokens = num_classifying + num_registers
-        self.num_positioned = num_classifying if positions == "all" else 0
+        self.num_positioned = num_classifying if positions in ("all", "sincos") else 0
         self.cls_token = parameter(num_class_tokens)
         self.dist_token = parameter(num_distillation_tokens)
         self.reg_token = parameter(num_registers)
         self.has_rotations = positions == "rotary"
-        self.pos_embed = self.row_embed = self.col_embed = None
-        if positions in ("all", "patches"):
-            self.pos_embed = parameter(self.num_positioned + math.prod(self.grid))
+        self.row_embed = self.col_embed = None
+        if positions == "sincos":
+            table = mae_positions(self.grid, d_model, num_others=self.num_positioned)
+            self.register_buffer("pos_embed", table)
+        else:
+            count = self.num_positioned + math.prod(self.grid)
+            self.pos_embed = parameter(count) if positions in ("all", "patches") else None
         if positions == "axes":
             self.row_embed = nn.Parameter(0.02 * torch.randn(self.grid[0], d_model // 2))
             self.col_embed = nn.Parameter(0.02 * torch.randn(self.grid[1], d_model - d_model // 2))
@@ -278,7 +292,7 @@ class ViT(BackboneBase):
     def _initialize(self) -> None:
         self.apply(init_linear)
         for tokens in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token):
-            if tokens is not None:
+            if isinstance(tokens, nn.Parameter):
                 nn.init.trunc_normal_(tokens, std=0.02)
 
     @staticmethod
@@ -329,6 +343,17 @@ class ViT(BackboneBase):
         """
         x = torch.cat((extra_tokens.expand(tokens.x.shape[0], -1, -1), tokens.x), dim=1)
         return Tokens(x, tokens.size, pad_rotations(tokens.rotations, len(extra_tokens)))
+
+    def keep(self, tokens: Tokens, patches: Tensor) -> Tokens:
+        """Keep only some patches of each image, (B, K) int64 row by row, after the other tokens.
+
+        The blocks run from then on see no others. Needs `attends_globally`.
+        """
+        others = torch.arange(self.num_tokens, device=patches.device).expand(len(patches), -1)
+        indices = torch.cat((others, patches + self.num_tokens), dim=1)
+        x = tokens.x.take_along_dim(indices[:, :, None], dim=1)
+        rotations = None if tokens.rotations is None else tokens.rotations[:, indices].unsqueeze(2)
+        return Tokens(x, tokens.size, rotations)
 
     def run_blocks(
         self, tokens: Tokens, start: int = 0, stop: int | None = None, *, bias: Tensor | None = None

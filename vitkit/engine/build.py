@@ -26,6 +26,7 @@ from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
+from vitkit.weights.pretrained import load_backbone, trained_backbone
 from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
@@ -291,9 +292,13 @@ def load_initial_weights(
     model: nn.Module, spec: Spec, init: str | Path | None, classes: Sequence[str] | None, *, partial: bool = False
 ) -> None:
     """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
-    backbone; `spec` is the config's `model` section."""
+    backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
+    backbone = child(model, "backbone")
     with first_rank_first():
-        if init:
+        if init and backbone is not None and not hasattr(model, "trained_backbone") and trained_backbone(init):
+            load_backbone(backbone, str(Path(init).parent))
+            logger.info("init: only the backbone, as %s was trained without labels", Path(init).parent)
+        elif init:
             report = load_weights(model, init, classes=classes, new_class_head=True, partial=partial, spec=spec)
             logger.info("%s", report.table(model.state_dict()) if partial else report)
         else:

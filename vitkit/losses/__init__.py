@@ -7,6 +7,7 @@ from vitkit.losses.dfine import DFINECriterion
 from vitkit.losses.grounding import GroundingCriterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.losses.per_pixel import PerPixelCriterion
+from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
@@ -18,6 +19,7 @@ __all__ = [
     "GroundingCriterion",
     "MaskCriterion",
     "PerPixelCriterion",
+    "ReconstructionLoss",
     "SequenceLoss",
     "SetCriterion",
 ]
