@@ -186,12 +186,18 @@ class Model(nn.Module):
     has_fixed_features: bool = False
     """Whether a frozen backbone's maps of an image never change, so that training may read them from a file; see
     `Captioner`."""
+    training_parts: Sequence[str] = ()
+    """The state dicts that a checkpoint of its original training holds side by side, such as student and teacher, if
+    all are loaded."""
     new_parts: Sequence[str] = ()
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
     uses_targets: bool = False
     """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
+
+    def after_pretrained(self) -> None:
+        """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""
 
     def variant_of(self, names: Iterable[str]) -> str:
         """Describe which variant a state dict's names belong to, if the variants' checkpoints are easily confused."""

@@ -8,6 +8,7 @@ from vitkit.losses.feature_distillation import FeatureDistillationLoss
 from vitkit.losses.grounding import GroundingCriterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.losses.per_pixel import PerPixelCriterion
+from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
@@ -20,6 +21,7 @@ __all__ = [
     "GroundingCriterion",
     "MaskCriterion",
     "PerPixelCriterion",
+    "ReconstructionLoss",
     "SequenceLoss",
     "SetCriterion",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.protocols import Backbone, child
+from vitkit.protocols import Backbone, Model, child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.weights.download import fetch_file
 from vitkit.weights.hub import fetch_repository, is_hub_name
@@ -45,6 +45,8 @@ def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | N
     if not hasattr(model, "pretrained_source"):
         backbone = child(model, "backbone")
         source = None if backbone is None else load_pretrained(backbone, new_class_head=new_class_head)
+        if source is not None and isinstance(model, Model):
+            model.after_pretrained()
         if source is None and getattr(model, "freeze_backbone", False):
             logger.warning(
                 "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
