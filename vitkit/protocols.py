@@ -151,10 +151,21 @@ class Model(nn.Module):
     what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
     text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
-        Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
+        Literal[
+            "boxes_xyxy",
+            "masks",
+            "semantic",
+            "panoptic",
+            "class_scores",
+            "phrases",
+            "text",
+            "masked_tokens",
+            "features",
+        ]
     ] = ()
-    """What its predictions have, by their fields (vitkit/structures.py), and "masked_tokens" for a model that fills
-    masks; empty: it does not say, and is taken for a detector."""
+    """What its predictions have, by their fields (vitkit/structures.py), "masked_tokens" for a model that fills masks,
+    and "features" for one whose only output is a vector of each image; empty: it does not say, and is taken for a
+    detector."""
     class_head: Sequence[str] = ()
     """Prefixes of the names of the parameters whose size depends on the number of classes."""
     class_activation: Literal["softmax", "sigmoid"] | None = None
@@ -295,8 +306,11 @@ class Criterion(nn.Module):
     """The kind of class logits that it is for, see `Model`; None: any."""
     meters: Mapping[str, Any] = MappingProxyType({})
     """Measured quantities other than losses: name -> `vitkit.distributed.RatioMeter`."""
+    training_only: bool = False
+    """Whether it reads what its model returns only in training mode; evaluations then have no loss."""
     needs_outputs: Sequence[str] = ()
-    """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
+    """The fields of the model's outputs that it always reads, checked on the first batch, before training, unless it is
+    `training_only`."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
     step_share: Tensor | None = None
