@@ -7,7 +7,8 @@ detector is that of configs/bccd/dino_r18.py with two feature maps and two decod
 and an average of the weights, which do not pay in so few steps (recipe_bccd). The rate of the backbone is the
 detector's from random weights, and lower from others, not tuned: ResNet-50's as in configs/start/detection.py,
 ResNet-18's as in configs/bccd/dino_imagenet.py. The ResNet-50 is another network, whose steps take longer. The ViT has
-patches of 8 pixels, and so a map at stride 8.
+patches of 8 pixels, and so a map at stride 8. With 20 photos there is also a run from random weights whose training
+takes about an hour longer: what the minutes of pretraining are worth if they are spent on training instead.
 
 Weights, where the command is started: runs/pretrained/resnet50.pth, Keras's (see configs/parts/resnet.py), and the
 folders of the runs of `vitkit pretrain` on the 205 photos, runs/pretrained/distilled, self_distilled and mae. An arm
@@ -45,6 +46,11 @@ STARTS = {
     "random ViT": start(VIT),
     "MAE's ViT": start(VIT, "mae", backbone_lr=2e-4),
 }
+LONGER = "random ResNet-18, an hour longer"
+
+
+def arm(start, count, epochs):
+    return STARTS[start] | {"data.train.fraction": round(count / PHOTOS, 4), "train.epochs": epochs}
 
 
 def transforms():
@@ -56,6 +62,9 @@ def transforms():
 
 
 def ablation():
+    arms = {f"{name}, {count}": arm(name, count, epochs) for name in STARTS for count, epochs in EPOCHS.items()}
+    curves = {name: {count: f"{name}, {count}" for count in EPOCHS} for name in STARTS}
+    longer = f"{LONGER}, 20"
     return dict(
         base="bccd/dino_r18",
         metrics=["bbox/AP", "bbox/AP50"],
@@ -67,12 +76,8 @@ def ablation():
             "train.ema_decay": None,
         },
         seeded=["data.train.fraction_seed"],
-        arms={
-            f"{name}, {count}": changes | {"data.train.fraction": round(count / PHOTOS, 4), "train.epochs": epochs}
-            for name, changes in STARTS.items()
-            for count, epochs in EPOCHS.items()
-        },
-        curves={name: {count: f"{name}, {count}" for count in EPOCHS} for name in STARTS},
+        arms=arms | {longer: arm("random ResNet-18", 20, 20 * EPOCHS[20])},
+        curves=curves | {LONGER: {20: longer}},
         x_label="labeled photos",
         goal=("random ResNet-18", 100),
     )  # fmt: skip
