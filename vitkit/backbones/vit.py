@@ -64,7 +64,9 @@ VIT_VARIANTS = {
     **{f"vit_{n}_patch{p}": dict(patch_size=p, **size) for n, size in VIT_SIZES.items() for p in (32, 16, 14)},
     **{f"deit_{n}_distilled_patch16": dict(distilled=True, **VIT_SIZES[n]) for n in ("tiny", "small", "base")},
     **{
-        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **VIT_SIZES[n], default_weights=_DINO.format(name))
+        f"vit_{n}_patch{p}_dino": dict(
+            patch_size=p, **VIT_SIZES[n], position_offset=0.1, default_weights=_DINO.format(name)
+        )
         for (n, p), name in _DINO_NAMES.items()
     },
     **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
@@ -157,6 +159,8 @@ class ViT(BackboneBase):
             ("axes", ViT's "2-D" in table 8); fixed sines and cosines of a patch's column and row ("sincos", MAE), which
             are stored like those of "all"; rotations of the patches' queries and keys in every block ("rotary",
             DINOv3); or "none". For relative positions use `ViTDet`.
+        position_offset: positions are resampled for other sizes as in DINO, which has 0.1: without antialiasing, as if
+            there were this fraction of a patch more; 0: with antialiasing.
         rotary_rescale: in training, the coordinates of "rotary" are multiplied by a log-uniform random factor between
             the inverse of this number and the number itself; DINOv3 was trained with 2.
         class_token: whether there is a class token.
@@ -193,6 +197,7 @@ class ViT(BackboneBase):
         mlp: Literal["gelu", "swiglu"] = "gelu",
         image_size: int | tuple[int, int] = 224,
         positions: Literal["all", "patches", "axes", "sincos", "rotary", "none"] = "all",
+        position_offset: float = 0.0,
         rotary_rescale: float = 1.0,
         class_token: bool = True,
         distilled: bool = False,
@@ -212,6 +217,8 @@ class ViT(BackboneBase):
             raise ConfigError(f"num_registers={num_registers}: expected 0 or more.")
         if positions not in _POSITIONS:
             raise ConfigError(f"positions={positions!r}: unknown. {nearest(str(positions), _POSITIONS)}")
+        if not 0 <= position_offset < 1:
+            raise ConfigError(f"position_offset={position_offset}: expected at least 0 and below 1, a part of a patch.")
         if positions == "sincos" and d_model % 4:
             raise ConfigError(f"positions='sincos': d_model={d_model} must be a multiple of 4.")
         if rotary_rescale < 1:
@@ -234,6 +241,8 @@ class ViT(BackboneBase):
         if stem and in_channels(stem) != self.in_channels:
             raise ConfigError(f"stem.in_channels={in_channels(stem)}: expected in_channels={self.in_channels}.")
         self.patch_embed = PatchEmbedding(patch_size, d_model, stem, self.in_channels)
+        self.position_offset = position_offset
+        self.antialias = self.antialias and not position_offset
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
         self.blocks = nn.ModuleList(
@@ -366,7 +375,7 @@ class ViT(BackboneBase):
         count = self.num_positioned
         if self.pos_embed is not None:
             table = self.pos_embed[:, count:]
-            patches = add(patches, resize_positions_2d(table, self.grid, size, antialias=self.antialias))
+            patches = add(patches, self._resize_positions(table, self.grid, size))
         if self.row_embed is not None:
             rows = resize_positions_1d(self.row_embed, size[0])[:, None].expand(*size, -1)
             columns = resize_positions_1d(self.col_embed, size[1])[None].expand(*size, -1)
@@ -378,6 +387,9 @@ class ViT(BackboneBase):
         if not tokens:
             return patches.contiguous()
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
+
+    def _resize_positions(self, table: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+        return resize_positions_2d(table, grid, size, antialias=self.antialias, offset=self.position_offset)
 
     def rotations(self, size: tuple[int, int]) -> Tensor | None:
         """Return the rotations of the patches' queries and keys, (2, h * w, d); None unless positions are "rotary"."""
@@ -399,6 +411,12 @@ class ViT(BackboneBase):
         if self.head_dist is None:
             return self.head(x[:, 0])
         return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
+
+    def separate_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a distilled classifier's logits by the class token and by the distillation token, (B, num_classes)
+        each, which learn from the labels and from a teacher."""
+        x = self.norm(self.run_blocks(self.tokens(images)).x[:, :2])
+        return self.head(x[:, 0]), self.head_dist(x[:, 1])
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
@@ -422,7 +440,7 @@ class ViT(BackboneBase):
         key = f"{prefix}pos_embed"
         table = state[key]
         num_others, grid = self._split_positions(table.shape[1], key)
-        patches = resize_positions_2d(table[:, num_others:], grid, self.grid, antialias=self.antialias)
+        patches = self._resize_positions(table[:, num_others:], grid, self.grid)
         others = table[:, :num_others]
         if self.num_positioned:
             tokens, rest = others[:, : self.num_positioned], others[:, self.num_positioned :]

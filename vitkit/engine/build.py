@@ -18,15 +18,16 @@ from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Criterion, Dataset, Model, child
+from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
 from vitkit.weights.pretrained import load_backbone, trained_backbone
+from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
@@ -195,6 +196,28 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
             f"{channels or '3'} channels. Set both to the number of channels of the images."
         )
     return model
+
+
+def add_teacher(model: nn.Module, classes: Sequence[str] | None) -> str | None:
+    """Give a model the frozen network that its config names as `teacher`, with its weights; return where these came
+    from, or None if it has none. To be called before the model's own weights are loaded.
+
+    Args:
+        classes: the dataset's classes.
+    Raises:
+        VitkitError: there is no such network, or it would have random weights, or others than the config says.
+    """
+    if not isinstance(model, LearnsFromTeacher) or model.teacher is None:
+        return None
+    try:
+        teacher = find_teacher(model.teacher)
+        with torch.random.fork_rng(devices=[]):  # a resumed run draws the same numbers, whatever its model starts from
+            network = model.build_teacher(teacher.backbone)
+        source = load_teacher(network, teacher, classes)
+        model.take_teacher(network)
+    except VitkitError as error:
+        raise type(error)(f"model.teacher: {error}") from error
+    return source
 
 
 def check_prompts(spec: Spec, dataset: Dataset) -> None:

@@ -1,6 +1,7 @@
 """Position encodings."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -180,7 +181,13 @@ def resize_positions_1d(table: Tensor, length: int) -> Tensor:
 
 
 def resize_positions_2d(
-    table: Tensor, grid: tuple[int, ...], size: tuple[int, ...], *, mode: str = "bicubic", antialias: bool = False
+    table: Tensor,
+    grid: tuple[int, ...],
+    size: tuple[int, ...],
+    *,
+    mode: str = "bicubic",
+    antialias: bool = False,
+    offset: float = 0.0,
 ) -> Tensor:
     """Resize the position embeddings of a grid to another grid.
 
@@ -188,10 +195,15 @@ def resize_positions_2d(
         table: (1, h * w, C) for the grid (h, w).
         size: (H, W), the new grid.
         mode, antialias: arguments of `torch.nn.functional.interpolate`.
+        offset: resize as if the new grid had this fraction of a row and column more, of which it keeps the first (DINO:
+            0.1).
     Returns:
         (1, H * W, C).
     """
     if grid == size:
         return table
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).mT.unflatten(2, grid)
-    return F.interpolate(maps, size=size, mode=mode, antialias=antialias).flatten(2).mT.to(table.dtype)
+    target: dict[str, Any] = {"size": size}
+    if offset:
+        target = {"scale_factor": [(new + offset) / old for new, old in zip(size, grid)]}
+    return F.interpolate(maps, **target, mode=mode, antialias=antialias).flatten(2).mT.to(table.dtype)
