@@ -168,7 +168,10 @@ def test_bfloat16_predicts_and_the_loss_stays_in_full_precision():
         (dict(backbone=dict(type="ViTDet", d_model=16, depth=1, num_heads=2)), r"^backbone: MAE needs a ViT without w"),
         (dict(backbone={**SMALL, "num_classes": 3}), r"^backbone ViT is a classifier"),
         (dict(backbone={**SMALL, "image_size": 20}), r"^backbone.image_size: 20 x 20 pixels cannot be divided into "),
-        (dict(backbone={**SMALL, "d_model": 18}), r"^positions='sincos': d_model=18 must be a multiple of 4\.$"),
+        (
+            dict(backbone={**SMALL, "d_model": 18}),
+            r"^backbone: positions='sincos': d_model=18 must be a multiple of 4\.$",
+        ),
     ],
 )
 def test_errors_name_the_argument(options, message):
@@ -209,6 +212,7 @@ def config(**train) -> dict:
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_same_masks(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "plot_training", lambda log_path, out_path: None)
     whole = vitkit.train(config(), run_dir=tmp_path / "whole", device="cpu")
     assert {"knn/top1", "loss"} <= whole.metrics.keys()
     save_step = trainer.save_step

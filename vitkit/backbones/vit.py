@@ -419,10 +419,12 @@ class ViT(BackboneBase):
         return self.head(x[:, 0]), self.head_dist(x[:, 1])
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
+        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names;
+        leave out what these and MAE have for training only."""
         super().adapt_state(state, prefix)
-        for name in ("mask_token", "rope_embed.periods"):
-            state.pop(f"{prefix}{name}", None)
+        training_only = (f"{prefix}mask_token", f"{prefix}decoder_", f"{prefix}rope_embed.periods")
+        for key in [key for key in state if key.startswith(training_only)]:
+            del state[key]
         for name in ("register_tokens", "storage_tokens"):
             if f"{prefix}{name}" in state:
                 state[f"{prefix}reg_token"] = state.pop(f"{prefix}{name}")
