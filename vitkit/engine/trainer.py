@@ -175,6 +175,9 @@ def build_run(
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
     model: Any = build.build_model_for(config, train_set, vocabularies)
+    with first_rank_first():
+        if source := build.add_teacher(model, metadata.get("classes")):
+            logger.info("teacher: weights from %s", source)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
         if data.cache_features is not None:

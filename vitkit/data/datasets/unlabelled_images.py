@@ -10,6 +10,7 @@ import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, flat_text, flat_texts
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.data.transforms.multi_crop import MakesViews, collate_views
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, find_paths_like, image_files, log_unread
 from vitkit.io.image_files import FORMATS, to_tensor, upright_size
@@ -33,7 +34,7 @@ class UnlabelledImages(BaseImageDataset):
         source: a folder, whose subfolders are included; a pattern such as "photos/**/*.jpg"; a list of files; a text
             file with one name in each line, relative to its own folder; or the spec of any dataset of images, whose
             targets and transforms are left out.
-        transforms: see `BaseImageDataset`.
+        transforms: see `BaseImageDataset`; or `MultiCrop`, whose views are in the sample's `views`.
     Raises:
         DataError: there is no such folder or file, or it has no image.
         ConfigError: it is the spec of a dataset without images.
@@ -43,6 +44,8 @@ class UnlabelledImages(BaseImageDataset):
         self, source: str | Path | Sequence[str | Path] | Spec, *, transforms: Spec | Transforms | None = None
     ):
         super().__init__(transforms)
+        if isinstance(self.transforms, MakesViews):
+            self.collate = collate_views
         self.dataset: BaseImageDataset | None = None
         if isinstance(source, Mapping):
             self.dataset = _build_without_targets(source)
@@ -89,13 +92,19 @@ class UnlabelledImages(BaseImageDataset):
     def load_sample(self, index: int, seed: int | None) -> Sample:
         """Load an image; see `BaseImageDataset`."""
         original = self.load_image(index)
-        image = self.transform(AnnotatedImage(original), seed).image
+        if isinstance(self.transforms, MakesViews):
+            views = self.transforms.views(original, seed=seed)
+        else:
+            views = [self.transform(AnnotatedImage(original), seed).image]
         target = {
             "image_id": self._file_name(index) if self.dataset is None else self.dataset.image_ids[index],
-            "image_size": image.shape[:2],
+            "image_size": views[0].shape[:2],
             "original_size": original.shape[:2],
         }
-        return Sample(image=to_tensor(image), target=target)
+        tensors = [to_tensor(view) for view in views]
+        if len(tensors) == 1:
+            return Sample(image=tensors[0], target=target)
+        return Sample(image=tensors[0], views=tensors, target=target)
 
 
 def _build_without_targets(spec: Mapping[str, Any]) -> BaseImageDataset:

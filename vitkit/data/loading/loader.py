@@ -88,6 +88,9 @@ class DataSettings:
     classes occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
     repeat_threshold: float = 0.001
     """For "repeat_factor": the fraction of images below which a class is rare."""
+    repeated_augmentation: int = 1
+    """How often each image of a training batch is in it, with other random transforms (Hoffer et al. 2019,
+    https://arxiv.org/abs/1901.09335); DeiT has 3. An epoch keeps its number of batches, so its images are fewer."""
     squares: SquareOptions | None = None
     """Squash the images of each training batch to a square of one size: a dict with the `sizes` to draw from, and for
     the last epochs `until_epoch` and `final_size` (see vitkit.data.loading.batch_augmentation). None: images keep the
@@ -114,6 +117,7 @@ class DataSettings:
         if self.num_workers == "auto":
             self.num_workers = _workers_per_rank()
         minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
+        minima["repeated_augmentation"] = 1
         if self.channels is not None:
             minima["channels"] = 1
         for name, minimum in minima.items():
@@ -123,6 +127,8 @@ class DataSettings:
             raise ConfigError(f"data.repeat_threshold: got {self.repeat_threshold}; expected above 0, at most 1.")
         if self.sampler is not None and self.tokens_per_gpu is not None:
             raise ConfigError("data.sampler: only images have one; leave it out with data.tokens_per_gpu.")
+        if self.repeated_augmentation > 1 and self.tokens_per_gpu is not None:
+            raise ConfigError("data.repeated_augmentation: only images have it; leave it out with data.tokens_per_gpu.")
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
         if self.tokens_per_gpu is not None and self.squares is not None:
@@ -249,7 +255,7 @@ class DataSettings:
         if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
             groups = (aspect_ratios >= 1).astype(np.int64)
         blocks = dataset.image_blocks() if isinstance(dataset, BaseImageDataset) else None
-        images = {"groups": groups, "weights": weights, "blocks": blocks}
+        images = {"groups": groups, "weights": weights, "blocks": blocks, "repeats": self.repeated_augmentation}
         steps = {"seed": seed, "batches_per_step": batches_per_step, **ranks}
         augment = None if self.squares is None else BatchAugmentation(self.squares, self.mixup, **steps)
         batches = TrainBatches(len(dataset), batch_size=self.images_per_gpu, **images, **steps)
