@@ -71,6 +71,7 @@ def ablation():
     )
     pages.plot(ablation, rows, tmp_path / "few.png")
     assert any(list(line.get_ydata()) == [0.4, 0.4] for line in figures[0].axes[0].get_lines())
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["random", "pretrained"]
 
     text = (tmp_path / "few.py").read_text()
     (tmp_path / "few.py").write_text(text.replace('("random", 80)', '("random", 5)'))
