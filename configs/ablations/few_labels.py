@@ -30,7 +30,9 @@ R50 = resnet50_for_transfer(norm="frozen_bn", out_features=["res3", "res4"], fro
 R50.update(
     pretrained=f"{WEIGHTS}/resnet50.pth", stride_in_1x1=True, pixel_mean=[0.48502, 0.45796, 0.40760],
 )  # fmt: skip
-VIT = dict(type="ViT", patch_size=8, d_model=192, depth=6, num_heads=3, image_size=128, pretrained=False)
+VIT = dict(
+    type="ViT", patch_size=8, d_model=192, depth=6, num_heads=3, image_size=128, positions="sincos", pretrained=False
+)
 
 
 def start(backbone, weights=None, **optimizer):

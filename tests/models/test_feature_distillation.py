@@ -101,8 +101,8 @@ def test_the_teacher_is_no_part_of_the_model_and_never_changes():
     before = copy.deepcopy(network.state_dict())
     teachers = {id(x) for x in (*network.parameters(), *network.buffers())}
     assert not teachers & {id(x) for x in (*model.parameters(), *model.buffers())}
-    assert len(model.state_dict()) == len(model.backbone.state_dict()) + 4
-    assert MovingAverage(model, decay=0.9).module.frozen_teacher is None
+    assert len(model.state_dict()) == len(model.backbone.state_dict()) + 5
+    assert MovingAverage(model, decay=0.9).module.frozen_teacher.network is network
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.train()

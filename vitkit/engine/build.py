@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
+from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Model, child
+from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Loader, Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
@@ -31,6 +33,8 @@ from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
+IMAGES_MEASURED = 256
+"""Number of training images on which a teacher is measured."""
 
 
 def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
@@ -218,6 +222,15 @@ def add_teacher(model: nn.Module, classes: Sequence[str] | None) -> str | None:
     except VitkitError as error:
         raise type(error)(f"model.teacher: {error}") from error
     return source
+
+
+def measure_teacher(model: nn.Module, loader: Loader, images_per_batch: int) -> None:
+    """Let a model measure its teacher on the first training images, whose order and transforms stay the same."""
+    if isinstance(model, LearnsFromTeacher):
+        state = rng_state()
+        loader.set_position(0)
+        model.measure_teacher(islice(loader, -(-IMAGES_MEASURED // (images_per_batch * world_size()))))
+        set_rng_state(state)
 
 
 def check_prompts(spec: Spec, dataset: Dataset) -> None:

@@ -184,6 +184,7 @@ def build_run(
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
+        build.measure_teacher(model.to(device), loader, data.batch_size_per_gpu)
     model, model_to_average = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ

@@ -26,7 +26,6 @@ class FeatureDistillationLoss(Criterion):
         ConfigError: a weight is negative, or both are 0.
     """
 
-    training_only = True
     needs_outputs = ("pred_maps", "pred_features", "teacher_map", "teacher_features")
 
     def __init__(self, *, location_weight: float = 1.0, image_weight: float = 1.0):

@@ -1,6 +1,6 @@
 """A frozen network that a model learns from and that is no part of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.models.base import ModelOnBackbone
 from vitkit.registry import Spec
+from vitkit.structures import Batch
 
 
 class FrozenNetwork:
@@ -18,9 +19,12 @@ class FrozenNetwork:
 
     def __init__(self, network: nn.Module):
         self.network = network.eval().requires_grad_(False)
+        self.key: int | None = None
+        """A fingerprint of the weights, once it was needed."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Return None: copies of a model are averages of its weights, which do not learn."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenNetwork":
+        """Return the same network, which copies of a model share, such as the average of its weights."""
+        return self
 
 
 class TaughtModel(ModelOnBackbone):
@@ -32,7 +36,7 @@ class TaughtModel(ModelOnBackbone):
     teacher: Spec | None = None
     """The teacher as the config names it; None if the constructor was given a module."""
     frozen_teacher: FrozenNetwork | None = None
-    """The teacher with its weights; None before `take_teacher`, as always in evaluation."""
+    """The teacher with its weights; None before `take_teacher`, as always outside of training runs."""
 
     def set_teacher(self, teacher: Spec | nn.Module) -> None:
         """Take a module, or keep the spec for the run; to be called last in the constructor."""
@@ -48,6 +52,9 @@ class TaughtModel(ModelOnBackbone):
     def take_teacher(self, network: nn.Module) -> None:
         """Learn from this network from now on; it is frozen."""
         self.frozen_teacher = FrozenNetwork(network)
+
+    def measure_teacher(self, batches: Iterable[Batch]) -> None:
+        """See `vitkit.protocols.LearnsFromTeacher`; nothing is measured by default."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TaughtModel":
         """Move the teacher to the same device as the model."""

@@ -50,7 +50,7 @@ def ablation():
     rows = runs("random", {10: [0.1], 40: [0.25], 80: [0.3, 0.4, 0.5]})
     rows += runs("pretrained", {10: [0.2], 20: [0.3], 80: [0.5, 0.6]}, pretraining_minutes=60.0)
     page = pages.table(ablation, tmp_path / "few.py", [*rows, *runs("other", {20: [0.4]})])
-    assert "Goal: the AP of random at photos 80, 0.400." in page
+    assert "Goal: the AP of random at 80 photos: 0.400." in page
     assert "| photos | random | pretrained | other | missing |\n| --- | ---: | ---: | ---: | ---: |\n" in page
     assert "| 20 | not run | 0.300 | 0.400 | not run |" in page
     # Student's t of two degrees of freedom is 4.303, of one 12.706.
@@ -61,7 +61,7 @@ def ablation():
     assert "| pretrained, 10 | 0 | 1 | 1 | 2.0 | 60.0 | 0.200 |" in page
     assert "| difference to random, 80, over seeds | AP |\n| --- | ---: |\n| pretrained, 80 | +0.150 (" in page
     without_goal = pages.table(ablation, tmp_path / "few.py", rows[:2])
-    assert "at photos 80, not run." in without_goal and "reaches the goal" not in without_goal
+    assert "at 80 photos: not run." in without_goal and "reaches the goal" not in without_goal
     worse = pages.table(ablation, tmp_path / "few.py", [*rows[:5], *runs("other", {10: [0.1], 20: [0.2]})])
     assert "| reaches the goal at | 80 | not run | > 20 | not run |" in worse
 
@@ -71,6 +71,7 @@ def ablation():
     )
     pages.plot(ablation, rows, tmp_path / "few.png")
     assert any(list(line.get_ydata()) == [0.4, 0.4] for line in figures[0].axes[0].get_lines())
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["random", "pretrained"]
 
     text = (tmp_path / "few.py").read_text()
     (tmp_path / "few.py").write_text(text.replace('("random", 80)', '("random", 5)'))

@@ -109,9 +109,10 @@ class DataSettings:
     """Prompts for a text-prompted detector, made of the classes of any dataset with boxes, or of the phrases that its
     samples have: a dict with `negatives`, `max_tokens` and `phrases` (see vitkit.data.text.prompts). None: without."""
     cache_features: str | None = None
-    """For captioners with a frozen backbone: a folder for the backbone's features of all images, which are computed
-    before training starts unless they are there, and read in place of the images. None: they are computed from the
-    images in every step."""
+    """For captioners with a frozen backbone, and for feature distillation: a folder for the features of all images,
+    of the backbone or the teacher, which are computed before training starts unless they are there. A captioner reads
+    them in place of the images. Transforms must not be random. None: they are computed from the images in every
+    step."""
 
     def __post_init__(self) -> None:
         if self.num_workers == "auto":

@@ -17,7 +17,7 @@ def goal_table(ablation: Ablation, curves: Curves, rows: Sequence[Row]) -> list[
     (name, at), metric = ablation.goal, ablation.metrics[0]
     goal = goal_of(ablation, curves)
     value = "not run" if goal is None else f"{goal:.3f}"
-    lines = ["", f"Goal: the {metric} of {name} at {ablation.x_label} {at:g}, {value}.", ""]
+    lines = ["", f"Goal: the {metric} of {name} at {at:g} {ablation.x_label}: {value}.", ""]
     lines += ["| " + " | ".join([ablation.x_label, *curves]) + " |", "| --- |" + " ---: |" * len(curves)]
 
     def add(title: str, cells: Sequence[str]) -> None:

@@ -119,6 +119,8 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, points) in enumerate(curves.items()):
+        if not points:
+            continue  # keeps its color until it is run
         style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])
         law = laws.get(name)
         if law is None or isinstance(law, str) or not law.falls:
