@@ -8,7 +8,7 @@ Run:       torchrun --nproc-per-node 8 tools/train.py mae_vit_b16_in1k
            On any number of GPUs a step has 4096 images, by accumulation. A detector takes the result as
            model.backbone.pretrained=runs/mae_vit_b16_in1k; a classifier: see mae_finetune.py.
 Reference: top-1 after fine-tuning, and of a linear classifier on frozen features, after 1600 epochs (original README
-           and paper). Fine-tuned ViT-B: 83.1, 83.3, 83.3 after 300, 400, 800 epochs (mmselfsup). The published weights are
+           and paper). Fine-tuned ViT-B: 83.1, 83.3, 83.3 after 300, 400, 800 epochs (mmselfsup). The weights are
            CC BY-NC 4.0: https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_base.pth (or large, huge).
 Here:      not yet run on ImageNet; on small images: configs/quickstart/mae.py.
 """

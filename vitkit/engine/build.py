@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,24 @@ from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
+from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Criterion, Dataset, Model, child
+from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Loader, Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
 from vitkit.weights.pretrained import load_backbone, trained_backbone
+from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
+IMAGES_MEASURED = 256
+"""Number of training images on which a teacher is measured."""
 
 
 def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
@@ -195,6 +200,37 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
             f"{channels or '3'} channels. Set both to the number of channels of the images."
         )
     return model
+
+
+def add_teacher(model: nn.Module, classes: Sequence[str] | None) -> str | None:
+    """Give a model the frozen network that its config names as `teacher`, with its weights; return where these came
+    from, or None if it has none. To be called before the model's own weights are loaded.
+
+    Args:
+        classes: the dataset's classes.
+    Raises:
+        VitkitError: there is no such network, or it would have random weights, or others than the config says.
+    """
+    if not isinstance(model, LearnsFromTeacher) or model.teacher is None:
+        return None
+    try:
+        teacher = find_teacher(model.teacher)
+        with torch.random.fork_rng(devices=[]):  # a resumed run draws the same numbers, whatever its model starts from
+            network = model.build_teacher(teacher.backbone)
+        source = load_teacher(network, teacher, classes)
+        model.take_teacher(network)
+    except VitkitError as error:
+        raise type(error)(f"model.teacher: {error}") from error
+    return source
+
+
+def measure_teacher(model: nn.Module, loader: Loader, images_per_batch: int) -> None:
+    """Let a model measure its teacher on the first training images, whose order and transforms stay the same."""
+    if isinstance(model, LearnsFromTeacher):
+        state = rng_state()
+        loader.set_position(0)
+        model.measure_teacher(islice(loader, -(-IMAGES_MEASURED // (images_per_batch * world_size()))))
+        set_rng_state(state)
 
 
 def check_prompts(spec: Spec, dataset: Dataset) -> None:

@@ -4,6 +4,7 @@ from vitkit.losses.box_mask_criterion import BoxMaskCriterion
 from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.dfine import DFINECriterion
+from vitkit.losses.feature_distillation import FeatureDistillationLoss
 from vitkit.losses.grounding import GroundingCriterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.losses.per_pixel import PerPixelCriterion
@@ -16,6 +17,7 @@ __all__ = [
     "CaptionLoss",
     "ClassificationLoss",
     "DFINECriterion",
+    "FeatureDistillationLoss",
     "GroundingCriterion",
     "MaskCriterion",
     "PerPixelCriterion",

@@ -23,14 +23,17 @@ from vitkit.weights.transformers_folder import is_transformers_folder
 
 logger = logging.getLogger("vitkit")
 
-_RANDOM_INSTEAD = "or start from random weights (model.backbone.pretrained=False)."
+RANDOM_INSTEAD = ", or start from random weights (model.backbone.pretrained=False)"
+"""The last remedy in errors about missing weights."""
 
 
-def load_pretrained(model: nn.Module) -> str | None:
+def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | None:
     """Load the pretrained weights of a backbone, or of a model, by the hooks that `vitkit.protocols.Backbone` lists.
 
     A run calls this at its start, unless a checkpoint follows anyway.
 
+    Args:
+        new_class_head: a classifier for other classes keeps its random head; otherwise it is an error.
     Returns:
         where the weights came from, or None if all stay random.
     Raises:
@@ -41,7 +44,7 @@ def load_pretrained(model: nn.Module) -> str | None:
         return model.load_pretrained()
     if not hasattr(model, "pretrained_source"):
         backbone = child(model, "backbone")
-        source = None if backbone is None else load_pretrained(backbone)
+        source = None if backbone is None else load_pretrained(backbone, new_class_head=new_class_head)
         if source is not None and isinstance(model, Model):
             model.after_pretrained()
         if source is None and getattr(model, "freeze_backbone", False):
@@ -54,7 +57,7 @@ def load_pretrained(model: nn.Module) -> str | None:
     if source is None:
         _warn_if_frozen(model)
         return None
-    load_backbone(model, source)
+    load_backbone(model, source, new_class_head=new_class_head)
     return source.partition("#sha256=")[0]
 
 
@@ -69,14 +72,15 @@ def _warn_if_frozen(backbone: Backbone) -> None:
         )
 
 
-def load_backbone(backbone: Backbone, source: str) -> None:
-    """Load the weights that a value of `pretrained` refers to into a backbone; raises like `load_pretrained`."""
+def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = True) -> None:
+    """Load the weights that a value of `pretrained` refers to into a backbone; arguments and errors are those of
+    `load_pretrained`."""
     found = _find(source)
     try:
         with getattr(backbone, "completing_state", nullcontext)():
             # A backbone does not need the classifier, and a classifier for other classes cannot use it.
-            report = load_weights(backbone, found, new_class_head=True, strict=False)
-        _check_complete(backbone, report, source)
+            report = load_weights(backbone, found, new_class_head=new_class_head, strict=False)
+        _check_complete(backbone, report, source, new_class_head=new_class_head)
     except CheckpointError as error:
         trained = None if isinstance(found, Mapping) else trained_backbone(found)
         if trained is None:
@@ -87,10 +91,11 @@ def load_backbone(backbone: Backbone, source: str) -> None:
         ) from error
 
 
-def _check_complete(backbone: Backbone, report: LoadReport, source: str) -> None:
-    optional, class_head = getattr(backbone, "optional_weights", ()), tuple(getattr(backbone, "class_head", ()))
+def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_class_head: bool) -> None:
+    optional = getattr(backbone, "optional_weights", ())
     missing = [name for name in report.missing if not any(fnmatch(name, pattern) for pattern in optional)]
-    missing = [name for name in missing if not name.startswith(class_head)]
+    if new_class_head:
+        missing = [name for name in missing if not name.startswith(tuple(getattr(backbone, "class_head", ())))]
     if missing:
         raise CheckpointError(
             f"{source} does not fit this {type(backbone).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "
@@ -134,8 +139,8 @@ def _find(source: str) -> Path | Mapping[str, Any]:
             return fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
         except CheckpointError as error:
             raise CheckpointError(
-                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
-                f"{_RANDOM_INSTEAD}"
+                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE)"
+                f"{RANDOM_INSTEAD}."
             ) from error
     if is_hub_name(source):
         return fetch_repository(source)
@@ -147,7 +152,7 @@ def _find(source: str) -> Path | Mapping[str, Any]:
     if not isfile(source) and not is_transformers_folder(Path(source)):
         raise CheckpointError(
             f"pretrained: no file {source!r}. Give a file of weights, the folder of a pretraining run, a URL "
-            f"('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME'), {_RANDOM_INSTEAD}"
+            f"('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME'){RANDOM_INSTEAD}."
         )
     return Path(source)
 
@@ -165,5 +170,5 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
     except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
         raise CheckpointError(
             f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
-            f"(model.backbone.pretrained=FILE), {_RANDOM_INSTEAD}"
+            f"(model.backbone.pretrained=FILE){RANDOM_INSTEAD}."
         ) from error
