@@ -11,7 +11,10 @@ from helpers.processes import on_ranks
 
 import vitkit
 from vitkit import ConfigError
+from vitkit.apps.explanations.backbones import backbone_attention, draw_class_token
+from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.engine.hooks import Hook, SelfDistillationSchedules
+from vitkit.registry import DATASETS
 from vitkit.weights import read_checkpoint
 
 WORLD = dict(type="ShapesClassification", image_size=16)
@@ -154,6 +157,22 @@ def test_two_processes_train_as_one(whole, tmp_path):
     torch.testing.assert_close(two["center"], one["center"], rtol=1e-4, atol=1e-6)
     for name in ("backbone.cls_token", "head.mlp.4.weight", "student.head.last_layer.weight_v"):
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
+
+
+def test_class_token_maps_of_a_run_are_drawn_and_measured(whole, tmp_path):
+    scene = DATASETS.build("ShapesDetection", num_images=1, image_size=16, masks=True).load_annotated(0)
+    result = vitkit.explain(whole[0], image=scene.image, out=tmp_path)
+    assert {"image_class_token.png", "image_class_token_masks.png"} <= {path.name for path in result.files}
+    assert any(name.startswith("class token, block 2, head 1") for name in result.numbers)
+    # By head, relative to uniform attention: as in the lectures' notebook on backbones.
+    layers = backbone_attention(vitkit.load(whole[0]), scene.image)
+    mask = torch.from_numpy(scene.masks[0].astype(bool))
+    maps = layers[-1].class_token()
+    assert [layer.name for layer in layers] == ["backbone.blocks.0.attn", "backbone.blocks.1.attn"]
+    inside = torch.nn.functional.adaptive_avg_pool2d(mask.float()[None, None], 2)[0, 0]
+    expected = (maps * inside).sum((1, 2)) / maps.sum((1, 2)) / mask.float().mean()
+    torch.testing.assert_close(attention_ratio(maps, mask), expected)
+    assert draw_class_token(scene.image, layers, tmp_path / "measured.png", region=mask).is_file()
 
 
 COLLAPSES = {
