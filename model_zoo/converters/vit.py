@@ -152,9 +152,9 @@ _MAE_DECODER = ("decoder_", "mask_token")
 
 
 def _to_mae(state: State, model: nn.Module) -> State:
-    """Move the encoder's entries to `backbone.` if the model is an MAE; others have no use for the decoder's."""
+    """Move the encoder's entries to `backbone.` if the model is an MAE; a ViT leaves out the decoder's."""
     if "decoder_pos_embed" not in model.state_dict():
-        return {key: value for key, value in state.items() if not key.startswith(_MAE_DECODER)}
+        return state
     return {key if key.startswith(_MAE_DECODER) else f"backbone.{key}": value for key, value in state.items()}
 
 

@@ -7,7 +7,7 @@ Shapes: B batch, h x w patches, L tokens (class, distillation and register token
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -329,6 +329,21 @@ class ViT(BackboneBase):
         x = self.norm(x[:, self.num_tokens :])
         return {name: x.transpose(1, 2).unflatten(2, size) for name in self.feature_info}
 
+    def block_maps(self, images: Tensor, blocks: Sequence[int], *, norm: bool = True) -> list[Tensor]:
+        """Return the map after each of several blocks, (B, d_model, h, w).
+
+        Args:
+            blocks: their indices from 0, ascending.
+            norm: whether all maps go through the last norm.
+        """
+        check_images("ViT", images, min_size=self.patch_embed.patch_size, in_channels=self.in_channels)
+        tokens, maps, start = self.tokens(images), [], 0
+        for block in blocks:
+            tokens, start = self.run_blocks(tokens, start, block + 1), block + 1
+            x = tokens.x[:, self.num_tokens :]
+            maps.append((self.norm(x) if norm else x).transpose(1, 2).unflatten(2, tokens.size))
+        return maps
+
     def tokens(self, images: Tensor) -> Tokens:
         """Return the input of the first block."""
         x = self.patch_embed(images)
@@ -419,10 +434,12 @@ class ViT(BackboneBase):
         return self.head(x[:, 0]), self.head_dist(x[:, 1])
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
+        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names;
+        leave out what these and MAE have for training only."""
         super().adapt_state(state, prefix)
-        for name in ("mask_token", "rope_embed.periods"):
-            state.pop(f"{prefix}{name}", None)
+        training_only = (f"{prefix}mask_token", f"{prefix}decoder_", f"{prefix}rope_embed.periods")
+        for key in [key for key in state if key.startswith(training_only)]:
+            del state[key]
         for name in ("register_tokens", "storage_tokens"):
             if f"{prefix}{name}" in state:
                 state[f"{prefix}reg_token"] = state.pop(f"{prefix}{name}")

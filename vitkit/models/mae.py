@@ -31,6 +31,8 @@ class Reconstruction(NamedTuple):
     """(B, h, w) bool, the patches that it did not see."""
     predicted: Tensor
     """(B, C, H, W) float, the images with the removed patches as predicted; values may lie outside of 0..1."""
+    errors: Tensor
+    """(B,) mean squared errors of the removed patches, as in training."""
 
 
 @MODELS.register
@@ -115,7 +117,9 @@ class MAE(PretrainingModel):
         """
         images = self.prepare(images)
         outputs = self.predict(images, noise)
-        return outputs if self.training else {**outputs, "features": pooled_features(self.backbone, images)}
+        if not self.training:
+            outputs["features"] = pooled_features(self.backbone, images)
+        return outputs
 
     def predict(self, images: Tensor, noise: Tensor | None = None) -> dict[str, Tensor]:
         """Predict the removed patches of prepared images; see `forward`."""
@@ -191,6 +195,7 @@ class MAE(PretrainingModel):
         size, outputs = self._grid_of(images), self.predict(images, noise)
         patches, removed = split_patches(images, self.backbone.patch_size), outputs["removed"]
         predicted = outputs["pred_patches"].float()
+        errors = (predicted - outputs["target_patches"]).square().mean(dim=(1, 2))
         if self.norm_pix:
             mean, std = patch_statistics(patches.take_along_dim(removed[:, :, None], dim=1))
             predicted = predicted * std + mean
@@ -198,7 +203,7 @@ class MAE(PretrainingModel):
         is_removed = torch.zeros(patches.shape[:2], dtype=torch.bool, device=images.device).scatter(1, removed, True)
         mean, std = (per_channel(values, images) for values in pixel_statistics(self.backbone).values())
         whole = join_patches(patches, size, self.backbone.patch_size)
-        return Reconstruction(images * std + mean, is_removed.unflatten(1, size), whole * std + mean)
+        return Reconstruction(images * std + mean, is_removed.unflatten(1, size), whole * std + mean, errors)
 
     def _grid_of(self, images: Tensor) -> tuple[int, int]:
         """Return the number of rows and columns of patches.

@@ -15,6 +15,7 @@ from vitkit.apps.explanations.attention_locations import (
     locate_attention,
     spread,
 )
+from vitkit.apps.explanations.backbone_models import of_trained_backbone
 from vitkit.apps.explanations.drawing import NUM_ARROWS
 from vitkit.apps.explanations.explain_options import Explanation, Request, prepare_image_to_draw
 from vitkit.apps.explanations.images import Point, attention_layers
@@ -112,6 +113,7 @@ def has_located_attention(model: nn.Module) -> bool:
 
 def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
     """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
+    predictor = of_trained_backbone(predictor)
     layers = backbone_attention(predictor, image)
     model, shown = predictor.model, prepare_image_to_draw(predictor, image)
     has_class_token = image_fact(model, "has_class_token")
