@@ -49,6 +49,7 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     Raises:
         DataError: the weights of a single layer of a ViT would take more than `MAX_BYTES`.
     """
+    predictor = of_trained_backbone(predictor)
     inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
     height, width = inputs["images"].shape[-2:]
     if (needed := estimate_layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
