@@ -54,8 +54,8 @@ def refuse_deployed(state: State, model: nn.Module) -> State:
     """Raise CheckpointError for weights that the original converted for inference, which drops entries."""
     if any(key.endswith("conv_bn_fused.weight") for key in state):
         raise CheckpointError(
-            "the weights are the original's after convert_to_deploy(), with batch norms folded into convolutions and without "
-            "the class heads of all decoder layers but the last: use the file that they were converted from."
+            "the weights are the original's after convert_to_deploy(), with batch norms folded into convolutions and "
+            "without the class heads of all decoder layers but the last: use the file that they were converted from."
         )
     return state
 
