@@ -338,6 +338,8 @@ class Criterion(nn.Module):
     `training_only`."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
+    epoch: int = 0
+    """The epoch of the training, counted from 0; a run sets it."""
     step_share: Tensor | None = None
     """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
 
