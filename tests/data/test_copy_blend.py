@@ -50,12 +50,7 @@ def test_objects_are_blended_with_their_boxes_and_masks():
     for value, new in zip((0, 100), after):
         changed = new["target"]["masks"][-2:][new["target"]["labels"][-2:] != value].any(0)
         assert set(new["image"][:, ~new["target"]["masks"][-2:].any(0)].unique().tolist()) == {value}
-        assert set(new["image"][:, changed].unique().tolist()) - blends[value] <= {
-            6,
-            18,
-            81,
-            93,
-        }  # twice
+        assert set(new["image"][:, changed].unique().tolist()) - blends[value] <= {6, 18, 81, 93}  # twice
     assert all(torch.equal(old["image"], same["image"]) for old, same in zip(before, batch()))
 
 
