@@ -184,14 +184,22 @@ class Model(nn.Module):
     mask_multiple: int = 1
     """Its masks and maps cover the images of a batch padded to a multiple of this, in pixels."""
     has_fixed_features: bool = False
-    """Whether a frozen backbone's maps of an image never change, so that training may read them from a file; see
-    `Captioner`."""
+    """Whether a frozen network's features of an image never change, so that training may read them from a file; see
+    `Captioner` and `FeatureDistillation`."""
+    splits_with_features: Sequence[Literal["train", "val"]] = ("train", "val")
+    """The splits for which these features are read."""
+    training_parts: Sequence[str] = ()
+    """The state dicts that a checkpoint of its original training holds side by side, such as student and teacher, if
+    all are loaded."""
     new_parts: Sequence[str] = ()
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
     uses_targets: bool = False
     """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
+
+    def after_pretrained(self) -> None:
+        """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""
 
     def variant_of(self, names: Iterable[str]) -> str:
         """Describe which variant a state dict's names belong to, if the variants' checkpoints are easily confused."""
@@ -293,6 +301,23 @@ class AdaptsState(Protocol):
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert the entries whose names start with `prefix`, in place."""
+
+
+@runtime_checkable
+class LearnsFromTeacher(Protocol):
+    """A model that in training learns from a frozen network, which is no part of it; see `vitkit.models.teacher`."""
+
+    teacher: str | Mapping[str, Any] | None
+    """The config's teacher, see `vitkit.weights.teachers.find_teacher`; None if a module was given."""
+
+    def build_teacher(self, backbone: Mapping[str, Any]) -> nn.Module:
+        """Return the network that is to teach, with random weights: the backbone, or a model of it."""
+
+    def take_teacher(self, network: nn.Module) -> None:
+        """Learn from this network, whose weights are loaded."""
+
+    def measure_teacher(self, batches: Iterable[Batch]) -> None:
+        """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""
 
 
 class Criterion(nn.Module):

@@ -62,6 +62,23 @@ def pooled_features(backbone: nn.Module, images: Tensor) -> Tensor:
     Returns:
         (B, D).
     """
-    if isinstance(backbone, ViT) and backbone.attends_globally and backbone.has_class_token:
+    if _pools_class_token(backbone):
         return backbone.norm(backbone.run_blocks(backbone.tokens(images)).x[:, 0])
     return list(backbone(images).values())[-1].mean((-2, -1))
+
+
+def maps_and_features(backbone: nn.Module, images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a backbone's maps, and its `pooled_features`, from one pass."""
+    if _pools_class_token(backbone):
+        x, size, _ = backbone.run_blocks(backbone.tokens(images))
+        x = backbone.norm(x)
+        patches = x[:, backbone.num_tokens :].transpose(1, 2).unflatten(2, size)
+        return dict.fromkeys(backbone.feature_info, patches), x[:, 0]
+    maps = backbone(images)
+    return maps, list(maps.values())[-1].mean((-2, -1))
+
+
+def _pools_class_token(backbone: nn.Module) -> bool:
+    """Whether a backbone is a plain ViT, of one map, with a class token."""
+    is_plain = isinstance(backbone, ViT) and len(backbone.feature_info) == 1
+    return is_plain and backbone.attends_globally and backbone.has_class_token
