@@ -46,7 +46,7 @@ from vitkit.engine.run_folder import (
     writing_into,
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
-from vitkit.engine.step import Decision, Step, seed_everything, train_step
+from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
@@ -175,12 +175,16 @@ def build_run(
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
     model: Any = build.build_model_for(config, train_set, vocabularies)
+    with first_rank_first():
+        if source := build.add_teacher(model, metadata.get("classes")):
+            logger.info("teacher: weights from %s", source)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
         if data.cache_features is not None:
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
+        build.measure_teacher(model.to(device), loader, data.batch_size_per_gpu)
     model, model_to_average = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
@@ -336,6 +340,7 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
             meter.reset()
     run.model.train()
     run.criterion.train()
+    set_epoch(run.criterion, epoch)
     run.guard.watch()
     for hook in run.hooks:
         hook.before_epoch(run)

@@ -138,7 +138,7 @@ def load_weights(
     else:
         path, zoo_name = fetch_weights(source)
         checkpoint, name = read_checkpoint(path), str(path)
-    state = stored = state_dict_of(checkpoint, name)
+    state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
 
     official = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):
