@@ -7,6 +7,9 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 
+LORA = "lora"
+"""Entry of a checkpoint that leaves out the weights that LoRA froze: its rank, alpha and base."""
+
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
@@ -16,8 +19,13 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
     Args:
         name: name of the checkpoint, for errors.
     Raises:
-        CheckpointError: it contains no tensors.
+        CheckpointError: it contains no tensors, or only those that LoRA trained.
     """
+    if is_of_lora(checkpoint):
+        raise CheckpointError(
+            f"{name}: has only what LoRA trained on {checkpoint[LORA]['base']['source']}. Write the merged weights "
+            f"first: vitkit convert {name} --to vitkit --out merged.pth."
+        )
     state = checkpoint
     for key in ("ema", "model", "model_state", "state_dict", "teacher"):
         if isinstance(state.get(key), Mapping):
@@ -37,6 +45,12 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
         keys = ", ".join(map(str, list(state)[:5])) + (", …" if len(state) > 5 else "")
         raise CheckpointError(f"{name}: contains no tensors (keys: {keys}). Expected a model's state dict.")
     return tensors
+
+
+def is_of_lora(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has only what LoRA trained, and names the weights that it was trained on."""
+    about = checkpoint.get(LORA)
+    return isinstance(about, Mapping) and "base" in about
 
 
 def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:

@@ -1,26 +1,17 @@
 """Loads the pretrained weights that a model's backbone names."""
 
 import logging
-from collections.abc import Mapping
 from contextlib import nullcontext
 from fnmatch import fnmatch
-from os.path import isfile
-from pathlib import Path
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.errors import CheckpointError
 from vitkit.protocols import Backbone, child
-from vitkit.registry import nearest
-from vitkit.weights.download import fetch_file
-from vitkit.weights.hub import fetch_repository, is_hub_name
 from vitkit.weights.loading import load_weights
-from vitkit.weights.transformers_folder import is_transformers_folder
+from vitkit.weights.sources import find_source
 
 logger = logging.getLogger("vitkit")
-
-_RANDOM_INSTEAD = "or start from random weights (model.backbone.pretrained=False)."
 
 
 def load_pretrained(model: nn.Module) -> str | None:
@@ -67,7 +58,7 @@ def _warn_if_frozen(backbone: Backbone) -> None:
 def _load_backbone(backbone: Backbone, source: str) -> None:
     with getattr(backbone, "completing_state", nullcontext)():
         # A backbone does not need the classifier, and a classifier for other classes cannot use it.
-        report = load_weights(backbone, _find(source), new_class_head=True, strict=False)
+        report = load_weights(backbone, find_source(source), new_class_head=True, strict=False)
     optional, class_head = getattr(backbone, "optional_weights", ()), tuple(getattr(backbone, "class_head", ()))
     missing = [name for name in report.missing if not any(fnmatch(name, pattern) for pattern in optional)]
     missing = [name for name in missing if not name.startswith(class_head)]
@@ -77,43 +68,3 @@ def _load_backbone(backbone: Backbone, source: str) -> None:
             f"in all); not used: {', '.join(report.unexpected[:3]) or 'none'} ({len(report.unexpected)} in all). "
             "Are the weights for this variant?"
         )
-
-
-def _find(source: str) -> Path | Mapping[str, Any]:
-    """Return the file or state dict that a value of `pretrained` refers to."""
-    if source.startswith("timm/"):
-        return _timm_weights(source.removeprefix("timm/"))
-    if source.startswith(("http://", "https://", "file://")):
-        url, _, checksum = source.partition("#sha256=")
-        try:
-            return fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
-                f"{_RANDOM_INSTEAD}"
-            ) from error
-    if is_hub_name(source):
-        return fetch_repository(source)
-    if not isfile(source) and not is_transformers_folder(Path(source)):
-        raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
-            f"name of timm's weights ('timm/NAME'), {_RANDOM_INSTEAD}"
-        )
-    return Path(source)
-
-
-def _timm_weights(name: str) -> dict[str, Tensor]:
-    import timm
-
-    if not timm.is_model_pretrained(name):
-        raise CheckpointError(
-            f"pretrained: timm {timm.__version__} has no weights named {name!r}. "
-            f"{nearest(name, timm.list_pretrained())}"
-        )
-    try:
-        return timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
-        raise CheckpointError(
-            f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
-            f"(model.backbone.pretrained=FILE), {_RANDOM_INSTEAD}"
-        ) from error
