@@ -89,8 +89,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "(and its weights or overrides), also with the layers of that one"
     )
     parser.add_argument("--cka", nargs="*", metavar="OTHER", help=text)
-    parser.add_argument("--images", metavar="DIR", help="the images for --cka: a folder or a pattern")
-    parser.add_argument("--out", type=Path, help="the plot of --cka (default: cka.png)")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="folder with the images for --cka")
+    parser.add_argument("--out", type=Path, help="the PNG file of --cka to write (default: cka.png)")
     text = "text lengths in tokens, for text models"
     parser.add_argument("--lengths", nargs="+", type=positive, metavar="N", help=text)
     text = "report only parameters; counting MACs runs the model once"
