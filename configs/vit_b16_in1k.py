@@ -2,8 +2,8 @@
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/vit_b16_in1k.py
 Reference: 81.8 top-1, 95.6 top-5 (original README, DeiT-B), bicubic, 224 of 256. 86.6 M parameters, 17.6
-           GMACs. The original also has each image three times in a batch (repeated augmentation), which is
-           not done here. Here: not yet run.
+           GMACs. The original also has each image three times in a batch:
+           data.repeated_augmentation=3. With a teacher: deit.py. Here: not yet run.
 Fine-tune: MAE's recipe (https://arxiv.org/abs/2111.06377) from its pretrained weights, 83.6 top-1:
            model.backbone.pretrained=FILE model.backbone.classifier.pooling=mean_norm optimizer.lr=2e-3
            optimizer.layer_decay=0.65 train.epochs=100 schedule.end_factor=0.0 train.ema_decay=none

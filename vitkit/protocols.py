@@ -151,10 +151,21 @@ class Model(nn.Module):
     what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
     text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
-        Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
+        Literal[
+            "boxes_xyxy",
+            "masks",
+            "semantic",
+            "panoptic",
+            "class_scores",
+            "phrases",
+            "text",
+            "masked_tokens",
+            "features",
+        ]
     ] = ()
-    """What its predictions have, by their fields (vitkit/structures.py), and "masked_tokens" for a model that fills
-    masks; empty: it does not say, and is taken for a detector."""
+    """What its predictions have, by their fields (vitkit/structures.py), "masked_tokens" for a model that fills masks,
+    and "features" for one whose only output is a vector of each image; empty: it does not say, and is taken for a
+    detector."""
     class_head: Sequence[str] = ()
     """Prefixes of the names of the parameters whose size depends on the number of classes."""
     class_activation: Literal["softmax", "sigmoid"] | None = None
@@ -173,14 +184,22 @@ class Model(nn.Module):
     mask_multiple: int = 1
     """Its masks and maps cover the images of a batch padded to a multiple of this, in pixels."""
     has_fixed_features: bool = False
-    """Whether a frozen backbone's maps of an image never change, so that training may read them from a file; see
-    `Captioner`."""
+    """Whether a frozen network's features of an image never change, so that training may read them from a file; see
+    `Captioner` and `FeatureDistillation`."""
+    splits_with_features: Sequence[Literal["train", "val"]] = ("train", "val")
+    """The splits for which these features are read."""
+    training_parts: Sequence[str] = ()
+    """The state dicts that a checkpoint of its original training holds side by side, such as student and teacher, if
+    all are loaded."""
     new_parts: Sequence[str] = ()
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
     uses_targets: bool = False
     """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
+
+    def after_pretrained(self) -> None:
+        """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""
 
     def variant_of(self, names: Iterable[str]) -> str:
         """Describe which variant a state dict's names belong to, if the variants' checkpoints are easily confused."""
@@ -284,6 +303,23 @@ class AdaptsState(Protocol):
         """Convert the entries whose names start with `prefix`, in place."""
 
 
+@runtime_checkable
+class LearnsFromTeacher(Protocol):
+    """A model that in training learns from a frozen network, which is no part of it; see `vitkit.models.teacher`."""
+
+    teacher: str | Mapping[str, Any] | None
+    """The config's teacher, see `vitkit.weights.teachers.find_teacher`; None if a module was given."""
+
+    def build_teacher(self, backbone: Mapping[str, Any]) -> nn.Module:
+        """Return the network that is to teach, with random weights: the backbone, or a model of it."""
+
+    def take_teacher(self, network: nn.Module) -> None:
+        """Learn from this network, whose weights are loaded."""
+
+    def measure_teacher(self, batches: Iterable[Batch]) -> None:
+        """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""
+
+
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 
@@ -295,8 +331,11 @@ class Criterion(nn.Module):
     """The kind of class logits that it is for, see `Model`; None: any."""
     meters: Mapping[str, Any] = MappingProxyType({})
     """Measured quantities other than losses: name -> `vitkit.distributed.RatioMeter`."""
+    training_only: bool = False
+    """Whether it reads what its model returns only in training mode; evaluations then have no loss."""
     needs_outputs: Sequence[str] = ()
-    """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
+    """The fields of the model's outputs that it always reads, checked on the first batch, before training, unless it is
+    `training_only`."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
     step_share: Tensor | None = None

@@ -32,6 +32,8 @@ class Sample(TypedDict, total=False):
     image: Tensor
     """uint8 RGB, resized and augmented, not yet normalized: (3, H, W) for an image, (3, T, H, W) for a clip,
     (views, 3, T, H, W) for several views of a video; uint16 (C, H, W) for an image of any channels."""
+    views: list[Tensor]
+    """Only if the transforms make several images of one: these, each like `image`, which is the first of them."""
     target: "DetectionTarget"
 
 
@@ -302,6 +304,8 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding,
+        small_images: only with views of each image, (n * B, 3, h, w) uint8 RGB; `images` are then (2 * B, 3, H, W), the
+            first large view of each image and then the second, and there is no mask,
         text: only for a text-prompted model, a list with what to look for in each image; or in its place, with
             `data.prompts`, tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
     For clips, which all have one size within a batch, `inputs` holds

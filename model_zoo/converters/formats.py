@@ -13,12 +13,13 @@ from vitkit.model_zoo.converters import (
     resnet,
     rf_detr,
     rt_detr,
+    self_distillation,
     swin,
     transformer,
     vit,
 )
 
-_MODELS = (grounding_dino, detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt)
+_MODELS = (grounding_dino, detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt, self_distillation)
 _BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq, language_models)
 
 TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.TRANSFORMERS]

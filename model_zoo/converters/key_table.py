@@ -149,6 +149,8 @@ class Format(NamedTuple):
     """The class of the model that is written in this format (for a classifier, of its backbone); "": only read."""
     ours: Sequence[str] = ()
     """vitkit's keys that distinguish the format's models from others of the same class."""
+    parts: tuple[str, ...] = ()
+    """The state dicts that a file of this format holds side by side, whose names begin its keys; empty: one."""
     classes: tuple[str, ...] | None = None
     """The classes that the official weights were trained on, in the order of their head; None if they differ."""
 

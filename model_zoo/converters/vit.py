@@ -1,4 +1,4 @@
-"""Key names of Vision Transformers and TimeSformer: the originals', the transformers library's, and others.
+"""Key names of Vision Transformers, MAE and TimeSformer: the originals', the transformers library's, and others.
 
 Others are torchvision's, and detectron2's ViTDet. timm's and DeiT's names are the same as vitkit's.
 """
@@ -119,6 +119,23 @@ _LIBRARY_PARTS = (
     ("embeddings.patch_embeddings.projection.", "patch_embed.proj."),
     ("layernorm.", "norm."),
 )
+
+
+def _library_blocks(theirs: str, ours: str) -> list[Rule]:
+    """Return the rules of blocks, whose newer names in memory are only read."""
+    return [
+        *(
+            Alias(f"^{theirs}attention.{x}_proj.", f"^{theirs}attention.attention.{name}.")
+            for x, name in zip("qkv", _QKV)
+        ),
+        Alias(f"^{theirs}attention.o_proj.", f"^{theirs}attention.output.dense."),
+        Alias(f"^{theirs}mlp.fc1.", f"^{theirs}intermediate.dense."),
+        Alias(f"^{theirs}mlp.fc2.", f"^{theirs}output.dense."),
+        join_qkv(f"{theirs}attention.attention.", f"{ours}attn.qkv.", names=_QKV),
+        *below(theirs, ours, _LIBRARY_BLOCK),
+    ]
+
+
 _LIBRARY_VIT = KeyTable(
     [
         *without_prefix("vit.", "embeddings.", "encoder.", "layers.", "layernorm."),
@@ -126,17 +143,34 @@ _LIBRARY_VIT = KeyTable(
         Drop("^vit.pooler."),
         Drop("^vit.embeddings.mask_token"),
         Alias("^vit.layers.{i}.", f"^{_LAYER}"),
-        *(
-            Alias(f"^{_LAYER}attention.{x}_proj.", f"^{_LAYER}attention.attention.{name}.")
-            for x, name in zip("qkv", _QKV)
-        ),
-        Alias(f"^{_LAYER}attention.o_proj.", f"^{_LAYER}attention.output.dense."),
-        Alias(f"^{_LAYER}mlp.fc1.", f"^{_LAYER}intermediate.dense."),
-        Alias(f"^{_LAYER}mlp.fc2.", f"^{_LAYER}output.dense."),
-        join_qkv(f"{_LAYER}attention.attention.", "blocks.{i}.attn.qkv.", names=_QKV),
-        *below(_LAYER, "blocks.{i}.", _LIBRARY_BLOCK),
+        *_library_blocks(_LAYER, "blocks.{i}."),
         *below("vit.", "", _LIBRARY_PARTS),
         Rename("^classifier.", "^head."),
+    ]
+)
+_MAE_DECODER = ("decoder_", "mask_token")
+
+
+def _to_mae(state: State, model: nn.Module) -> State:
+    """Move the encoder's entries to `backbone.` if the model is an MAE; a ViT leaves out the decoder's."""
+    if "decoder_pos_embed" not in model.state_dict():
+        return state
+    return {key if key.startswith(_MAE_DECODER) else f"backbone.{key}": value for key, value in state.items()}
+
+
+def _from_mae(state: State, model: nn.Module) -> State:
+    return {key.removeprefix("backbone."): value for key, value in state.items()}
+
+
+_MAE = Custom(_to_mae, _from_mae)
+_LIBRARY_MAE = KeyTable(
+    [
+        # Version 5 of the library writes this name.
+        Alias("^decoder.decoder_encoder.layer.{i}.", "^decoder.decoder_layers.{i}."),
+        *_library_blocks("decoder.decoder_layers.{i}.", "decoder_blocks.{i}."),
+        *below("decoder.", "", ["mask_token", "decoder_pos_embed", "decoder_embed.", "decoder_norm.", "decoder_pred."]),
+        *_LIBRARY_VIT.rules,
+        _MAE,
     ]
 )
 _BLOCK = "backbone.blocks.{i}."
@@ -276,6 +310,13 @@ TRANSFORMERS = [
         model="TimeSformer",
     ),
     Format(
+        "transformers ViTMAE",
+        _LIBRARY_MAE,
+        marks=("vit.embeddings.cls_token", "decoder.mask_token", "decoder.decoder_pos_embed"),
+        model="MAE",
+        ours=("backbone.pos_embed", "backbone.cls_token"),
+    ),
+    Format(
         "transformers ViT",
         _LIBRARY_VIT,
         marks=(
@@ -292,6 +333,13 @@ OFFICIAL = [
         KeyTable([Rename("^model.", "^")]),
         marks=("model.cls_token", "model.pos_embed", "model.blocks.0.attn.qkv.weight"),
         model="TimeSformer",
+    ),
+    Format(
+        "facebookresearch/mae",
+        KeyTable([_MAE]),
+        marks=("patch_embed.proj.weight", "mask_token", "decoder_pos_embed"),
+        model="MAE",
+        ours=("backbone.pos_embed", "backbone.cls_token"),
     ),
     Format("timm ViT", KeyTable(), model="ViT"),
     Format(

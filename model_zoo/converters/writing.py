@@ -22,6 +22,18 @@ class Written(NamedTuple):
     state: State
     format: str
     """The name of the format, whose names they have."""
+    parts: tuple[str, ...] = ()
+    """The state dicts that a file of this format holds side by side, see `Format`."""
+
+    def nested(self) -> dict[str, State]:
+        """Return the contents of a file: the state dict of each part, or {"model": all}."""
+        if not self.parts:
+            return {"model": self.state}
+        nested: dict[str, State] = {part: {} for part in self.parts}
+        for key, value in self.state.items():
+            part, _, rest = key.partition(".")
+            nested[part][rest] = value
+        return nested
 
 
 def write_names(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
@@ -59,4 +71,4 @@ def write_names(model: nn.Module, target: Literal["official", "transformers"]) -
     left = [key for key in result if form.table.rules and key in state and key.startswith(_OURS)]
     if left:
         raise CheckpointError(f"{form.name}: has no {', '.join(left[:3])} ({len(left)} entries of the model in all).")
-    return Written(result, form.name)
+    return Written(result, form.name, form.parts)

@@ -16,6 +16,9 @@ SPECS = {
     "windowed_vit": dict(
         type="WindowedViT", d_model=32, depth=4, num_heads=2, image_size=64, num_windows=2, global_blocks=[2]
     ),
+    "spatial_adapter": dict(
+        type="SpatialAdapter", vit=dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64), blocks=[0, 1, 2]
+    ),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64),
@@ -33,14 +36,16 @@ SPECS = {
     "clips": dict(type="ClipResNet", depth=50, positions={"res3": [1]}),
     "timesformer": dict(type="TimeSformer", d_model=32, depth=3, num_heads=2, image_size=64, num_frames=2),
 }
-PYRAMIDS = [name for name in SPECS if name not in ("vit", "windowed_vit", "timesformer")]
+WITHOUT_RES2 = ("vit", "windowed_vit", "spatial_adapter", "timesformer")
+PYRAMIDS = [name for name in SPECS if name not in WITHOUT_RES2]
 
 
 def images(name, batch=2):
     return torch.randn(batch, 3, 2, 36, 45) if name in ("clips", "timesformer") else torch.randn(batch, 3, 36, 45)
 
 
-TYPES = {spec["type"]: spec for spec in (*SPECS.values(), dict(type="TimmBackbone", name="resnet10t"))}
+TIMMS = (dict(type="TimmBackbone", name="resnet10t"), dict(type="SmallHGNetV2", size="atto"))
+TYPES = {spec["type"]: spec for spec in (*SPECS.values(), *TIMMS)}
 COMMON = dict(frozen_stages=1, drop_path=0.1, pretrained="weights.pth")
 STATISTICS = dict(pixel_mean=[0.5, 0.5, 0.5], pixel_std=[0.2, 0.2, 0.2])
 

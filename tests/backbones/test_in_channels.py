@@ -16,6 +16,10 @@ SPECS = {
     "nonlocal_resnet": dict(type="NonLocalResNet", depth=50, pretrained=False),
     "vit": dict(type="ViT", d_model=32, depth=1, num_heads=2, image_size=64),
     "windowed_vit": dict(type="WindowedViT", d_model=32, depth=4, num_heads=2, image_size=64, global_blocks=[2]),
+    "spatial_adapter": dict(
+        type="SpatialAdapter", vit=dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64), blocks=[0, 1, 2]
+    ),
+    "small_hgnet": dict(type="SmallHGNetV2", size="atto", out_features=["res4"]),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 1, 1], num_heads=1, image_size=64),

@@ -1,5 +1,6 @@
 """The arguments by which ablations leave a part out."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,6 +136,36 @@ def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():
         data.dataset("val")
     with pytest.raises(ConfigError, match=r"data\.train\.fraction: got 2"):
         DataSettings(train=spec | {"fraction": 2}).dataset("train")
+
+
+def test_a_seeded_fraction_is_nested_and_keeps_the_proportions_of_the_classes():
+    # Photos 0 to 29 show class 0, 30 to 39 classes 0 and 1, 40 to 49 nothing.
+    images = np.concatenate([np.arange(40), np.arange(30, 40)])
+    labels = np.repeat([0, 1], [40, 10])
+    chosen = [{*choose_fraction(50, part / 50, 3, (images, labels)).tolist()} for part in (1, 5, 10, 25, 50)]
+    assert [len(part) for part in chosen] == [1, 5, 10, 25, 50] and chosen[0] < chosen[1] < chosen[2] < chosen[3]
+    for part in chosen[1:]:
+        counts = np.histogram([*part], bins=[0, 30, 40, 50])[0]
+        assert np.abs(counts - len(part) * np.array([0.6, 0.2, 0.2])).max() <= 1
+    assert len({tuple(choose_fraction(50, 0.2, seed, (images, labels))) for seed in range(5)}) == 5
+    assert len({tuple(choose_fraction(50, 0.2, seed)) for seed in range(5)}) == 5  # without classes, such as of text
+
+
+def test_a_seeded_fraction_is_set_in_the_config():
+    spec = dict(type="ShapesDetection", image_size=32, num_images=40)
+    chosen = [
+        DataSettings(train=spec | dict(fraction=0.25, fraction_seed=seed)).dataset("train").training_indices()
+        for seed in (1, 1, 2)
+    ]
+    dataset = DATASETS.build(spec)
+    assert np.array_equal(chosen[0], choose_fraction(40, 0.25, 1, dataset.image_classes()))
+    assert np.array_equal(chosen[0], chosen[1]) and not np.array_equal(chosen[0], chosen[2])
+    assert len(DataSettings(train=spec | dict(fraction=0.25, fraction_seed=1), val=spec).evaluated("train")) == 40
+    for wrong in (dict(fraction_seed=1), dict(fraction=0.5, fraction_seed=-1)):
+        with pytest.raises(
+            ConfigError, match=r"data\.train\.fraction_seed: got -?1; expected at least 0, and data\.train"
+        ):
+            DataSettings(train=spec | wrong).dataset("train")
 
 
 def test_images_outside_the_fraction_are_not_drawn_for_mosaics_or_in_place_of_bad_ones(monkeypatch):

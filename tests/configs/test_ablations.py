@@ -1,5 +1,8 @@
 """The sets of runs in configs/ablations: every arm is a valid config, and image models train a step on tiny images."""
 
+import functools
+import json
+
 import pytest
 import torch
 
@@ -39,13 +42,20 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
         return  # text models, which tests/configs/test_text_configs.py and others train
     backbone = config["model"]["backbone"]
     if backbone["type"] == "ResNet" and backbone["depth"] == 50:
-        backbone["depth"] = 18
+        backbone.update(depth=18, stride_in_1x1=False)
+    if "pretrained" in backbone:
+        backbone["pretrained"] = False
     if "num_queries" in config["model"]:  # an image of 96 pixels has 36 locations at stride 16
         config["model"]["num_queries"] = min(30, config["model"]["num_queries"])
     has_prompts = config["data"].get("prompts") is not None
+    train_a_step(json.dumps(config["model"]), json.dumps(config["criterion"]), has_prompts)
+
+
+@functools.cache  # arms may differ in their data only
+def train_a_step(model_spec, criterion_spec, has_prompts):
     vocabularies = {"target": Vocabulary.train("word", ["a b c ."])} if has_prompts else None
-    model = build_model(config["model"], classes=["a", "b", "c"], vocabularies=vocabularies)
-    criterion = CRITERIA.build(config["criterion"])
+    model = build_model(json.loads(model_spec), classes=["a", "b", "c"], vocabularies=vocabularies)
+    criterion = CRITERIA.build(json.loads(criterion_spec))
     model.train()
     targets = [tiny_target(), tiny_target()]
     if isinstance(model, Classifier):

@@ -179,3 +179,14 @@ def test_ranks_read_the_same_windows_of_blocks_at_a_time(monkeypatch):
     one = list(batches_of(240, blocks=blocks))
     ranks = [list(batches_of(240, blocks=blocks, rank=rank, world_size=3)) for rank in range(3)]
     assert [batch for step in zip(*ranks) for batch in step] == one
+
+
+def test_repeated_augmentation_has_each_image_three_times_in_a_batch_and_epochs_of_the_same_length():
+    plain, repeated = batches_of(12, batch_size=6), batches_of(12, batch_size=6, repeats=3)
+    batches = list(repeated)
+    assert len(batches) == len(repeated) == len(plain) == 2
+    for batch in batches:
+        assert sorted(Counter(index for index, _ in batch).values()) == [3, 3]
+        assert len(set(batch)) == 6  # each time with another seed
+    repeated.set_position(1)
+    assert {i for batch in batches for i, _ in batch} != {i for batch in repeated for i, _ in batch}

@@ -185,6 +185,14 @@ CASES = {
 }
 
 
+class TrainingLoss(SetCriterion):
+    training_only = True
+
+    def forward(self, outputs, targets):
+        assert self.training
+        return super().forward(outputs, targets)
+
+
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Register the parts in copies of the registries; return a config of a small DETR on `Photos`."""
@@ -192,7 +200,7 @@ def config(tmp_path, monkeypatch):
     for registry in (DATASETS, HEADS, CRITERIA, EVALUATORS, HOOKS):
         registry.load_packages()
         monkeypatch.setattr(registry, "_constructors", dict(registry._constructors))
-    for part in (Photos, Float32Metrics, *CASES):
+    for part in (Photos, Float32Metrics, TrainingLoss, *CASES):
         kinds = {Photos: DATASETS, DETRHead: HEADS, SetCriterion: CRITERIA, CocoEvaluator: EVALUATORS}
         kind = next((registry for base, registry in kinds.items() if issubclass(part, base)), HOOKS)
         kind.register(part)
@@ -246,7 +254,13 @@ def test_check_names_the_part_and_writes_nothing(part, config, capsys):
 def test_the_parts_train_and_evaluate(config):
     name, overrides = config
     run = vitkit.train(vitkit.load_config(name, overrides), run_dir="run", device="cpu")
-    assert "bbox/AP" in run.metrics
+    assert {"bbox/AP", "loss"} <= run.metrics.keys()
+
+
+def test_an_evaluation_has_no_loss_of_a_criterion_that_only_trains(config):
+    name, overrides = config
+    run = vitkit.train(vitkit.load_config(name, [*overrides, *_using(TrainingLoss)]), run_dir="run", device="cpu")
+    assert "bbox/AP" in run.metrics and "loss" not in run.metrics
 
 
 def test_metrics_may_be_numpys_numbers(config):

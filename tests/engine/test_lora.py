@@ -10,8 +10,10 @@ from helpers.real_runs import finish, losses_of, start
 import vitkit
 from vitkit.config import load_config
 from vitkit.engine.hooks import EndAfter
+from vitkit.engine.lora import LoRARun
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import MODELS
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_weights, read_checkpoint, save_checkpoint
@@ -196,3 +198,10 @@ def test_two_processes_train_as_one(runs, monkeypatch):
     one, two = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("one", "two"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_pretraining_has_no_lora():
+    backbone = dict(type="ViT", image_size=32, patch_size=8, d_model=32, depth=1, num_heads=2)
+    model = PretrainingModel(backbone)
+    with pytest.raises(ConfigError, match=r"train\.lora: PretrainingModel trains a backbone for other models"):
+        LoRARun(model, dict(layers="*qkv"), None)

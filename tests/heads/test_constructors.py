@@ -34,6 +34,17 @@ WORDS = {
     "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False),
     "RTDETRv2Head": dict(LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete"),
     "DFINEHead": dict(LAYERS, num_points=2, num_decoder_layers=2, activation="silu", reg_max=8, reg_scale=3.0, up=0.25),
+    "DEIMv2Head": dict(
+        LAYERS,
+        num_points=2,
+        num_decoder_layers=2,
+        gate=False,
+        shared_box_head=True,
+        activation="relu",
+        reg_max=8,
+        reg_scale=3.0,
+        up=0.25,
+    ),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),
     "PerPixelBaselineHead": {},
@@ -62,6 +73,20 @@ WORDS = {
         num_blocks=1,
         expansion=0.5,
         isolate_padding=True,
+    ),
+    "DEIMv2Encoder": dict(
+        out_channels=32,
+        in_features=["res4", "res5"],
+        num_heads=4,
+        d_ffn=48,
+        dropout=0.2,
+        block="dfine",
+        num_blocks=1,
+        expansion=0.5,
+        isolate_padding=True,
+    ),
+    "LiteEncoder": dict(
+        out_channels=32, in_features=["res4"], block="deim", num_blocks=1, expansion=0.5, isolate_padding=True
     ),
     "SimpleFeaturePyramid": dict(
         out_channels=32,

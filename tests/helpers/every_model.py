@@ -92,6 +92,15 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "DEIMv2": (
+        dict(
+            neck=dict(
+                type="DEIMv2Encoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
+            ),
+            head=dict(type="DEIMv2Head", num_decoder_layers=2, num_points=[3, 6, 3], **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},
@@ -149,6 +158,11 @@ CLASSIFIERS = {
     "ViT": (VIT, {"points", "rollout", "class_token", "class_token_masks"}),
     "ViTDet": (dict(VIT, window_size=2), {"points", "rollout"}),
     "WindowedViT": (dict(VIT, num_windows=2, global_blocks=[1]), {"points"}),
+    "SpatialAdapter": (
+        dict(vit=dict(VIT, type="ViT", depth=3), blocks=[0, 1, 2]),
+        {"points", "rollout", "class_token", "class_token_masks"},
+    ),
+    "SmallHGNetV2": (dict(size="atto"), "Classifier on SmallHGNetV2 has no attention in the image"),
     "Swin": (SWIN, {"points"}),
     "SwinV2": (SWIN, {"points"}),
     "MViT": (dict(depths=(1, 1, 1, 1), embed_dim=8, num_heads=1), {"points"}),

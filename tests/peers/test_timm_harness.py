@@ -31,6 +31,8 @@ SMALLEST = {
     "vit_small_patch14_reg4_dinov2": dict(image_size=56),
     "vit_small_patch16_dinov3": {},
     "WindowedViT": dict(d_model=64, depth=4, num_heads=2, image_size=64, num_windows=2, global_blocks=[2]),
+    "SpatialAdapter": dict(vit=dict(type="ViT", d_model=64, depth=3, num_heads=2, image_size=64), blocks=[0, 1, 2]),
+    "SmallHGNetV2": dict(size="atto"),
     "TimmBackbone": dict(name="resnet10t"),
     "i3d_r50": {},
     "timesformer_divided": dict(image_size=64, num_frames=2, depth=2),

@@ -100,6 +100,32 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     assert not commands
 
 
+def test_seeded_keys_have_the_seed_and_pretraining_is_counted(toy, tmp_path, monkeypatch, capsys):
+    text = SET.replace("MINUTES", 'seeded=["data.train.fraction_seed"],').replace(
+        "EPOCHS", '1, "data.train.fraction": 0.5'
+    )
+    (tmp_path / toy).write_text(text.replace("{},", '{"model.backbone.pretrained": "runs/pretrained"},'))
+    (tmp_path / "runs/pretrained").mkdir(parents=True)
+    log = dict(kind="train", step=9, epoch=1, minutes=30.0, processor_minutes=20.0)
+    (tmp_path / "runs/pretrained/log.jsonl").write_text(json.dumps(log) + "\n")
+    commands = []
+
+    def in_this_process(command, folder):
+        commands.append(command)
+        train.main([word for word in command[2:] if "pretrained" not in word])
+
+    monkeypatch.setattr(runs, "run_to_end", in_this_process)
+    assert ablate.main([toy, "--seeds", "3"]) == 0
+    rows = rows_of(tmp_path)
+    assert [row.get("pretraining_minutes") for row in rows] == [20.0, None]
+    assert all(
+        row["command"].endswith("data.train.fraction_seed=3 train.epochs=1 train.eval_every=1 train.seed=3")
+        for row in rows
+    )
+    assert ablate.main([toy, "--seeds", "3"]) == 0
+    assert len(commands) == 2 and "other settings" not in capsys.readouterr().out
+
+
 def test_shards_share_the_runs_and_are_merged(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "run_to_end", lambda command, folder: train.main(command[2:]))
     out = tmp_path / "model_zoo/ablations"

@@ -7,7 +7,7 @@ Shapes: B batch, h x w patches, L tokens (class, distillation and register token
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -20,7 +20,13 @@ from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, ini
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU
-from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
+from vitkit.nn.position import (
+    mae_positions,
+    pad_rotations,
+    resize_positions_1d,
+    resize_positions_2d,
+    rotary_positions_2d,
+)
 from vitkit.ops.images import check_images, in_channels
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -58,7 +64,9 @@ VIT_VARIANTS = {
     **{f"vit_{n}_patch{p}": dict(patch_size=p, **size) for n, size in VIT_SIZES.items() for p in (32, 16, 14)},
     **{f"deit_{n}_distilled_patch16": dict(distilled=True, **VIT_SIZES[n]) for n in ("tiny", "small", "base")},
     **{
-        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **VIT_SIZES[n], default_weights=_DINO.format(name))
+        f"vit_{n}_patch{p}_dino": dict(
+            patch_size=p, **VIT_SIZES[n], position_offset=0.1, default_weights=_DINO.format(name)
+        )
         for (n, p), name in _DINO_NAMES.items()
     },
     **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
@@ -98,7 +106,7 @@ _TORCHVISION = {
 
 
 _POOLINGS = ("token", "mean", "mean_norm")
-_POSITIONS = ("all", "patches", "axes", "rotary", "none")
+_POSITIONS = ("all", "patches", "axes", "sincos", "rotary", "none")
 
 
 class BlockOptions(TypedDict, total=False):
@@ -127,7 +135,8 @@ class Tokens(NamedTuple):
     size: tuple[int, int]
     """(h, w) of the patches, which come last."""
     rotations: Tensor | None
-    """(2, L, d), rotations of queries and keys; None unless positions are "rotary"."""
+    """(2, L, d), rotations of queries and keys, or (2, B, 1, L, d), those of each image; None unless positions are
+    "rotary"."""
 
 
 @BACKBONES.register
@@ -147,8 +156,11 @@ class ViT(BackboneBase):
             likewise.
         positions: learned positions of patches, class and distillation token ("all"), or only of patches ("patches",
             as in DINOv2 with registers); learned positions of a patch's row and column, with half of the channels each
-            ("axes", ViT's "2-D" in table 8); rotations of the patches' queries and keys in every block ("rotary",
+            ("axes", ViT's "2-D" in table 8); fixed sines and cosines of a patch's column and row ("sincos", MAE), which
+            are stored like those of "all"; rotations of the patches' queries and keys in every block ("rotary",
             DINOv3); or "none". For relative positions use `ViTDet`.
+        position_offset: positions are resampled for other sizes as in DINO, which has 0.1: without antialiasing, as if
+            there were this fraction of a patch more; 0: with antialiasing.
         rotary_rescale: in training, the coordinates of "rotary" are multiplied by a log-uniform random factor between
             the inverse of this number and the number itself; DINOv3 was trained with 2.
         class_token: whether there is a class token.
@@ -184,7 +196,8 @@ class ViT(BackboneBase):
         mlp_ratio: float = 4.0,
         mlp: Literal["gelu", "swiglu"] = "gelu",
         image_size: int | tuple[int, int] = 224,
-        positions: Literal["all", "patches", "axes", "rotary", "none"] = "all",
+        positions: Literal["all", "patches", "axes", "sincos", "rotary", "none"] = "all",
+        position_offset: float = 0.0,
         rotary_rescale: float = 1.0,
         class_token: bool = True,
         distilled: bool = False,
@@ -204,6 +217,10 @@ class ViT(BackboneBase):
             raise ConfigError(f"num_registers={num_registers}: expected 0 or more.")
         if positions not in _POSITIONS:
             raise ConfigError(f"positions={positions!r}: unknown. {nearest(str(positions), _POSITIONS)}")
+        if not 0 <= position_offset < 1:
+            raise ConfigError(f"position_offset={position_offset}: expected at least 0 and below 1, a part of a patch.")
+        if positions == "sincos" and d_model % 4:
+            raise ConfigError(f"positions='sincos': d_model={d_model} must be a multiple of 4.")
         if rotary_rescale < 1:
             raise ConfigError(f"rotary_rescale={rotary_rescale}: expected at least 1, where 1 means no rescaling.")
         if distilled and not class_token:
@@ -224,6 +241,8 @@ class ViT(BackboneBase):
         if stem and in_channels(stem) != self.in_channels:
             raise ConfigError(f"stem.in_channels={in_channels(stem)}: expected in_channels={self.in_channels}.")
         self.patch_embed = PatchEmbedding(patch_size, d_model, stem, self.in_channels)
+        self.position_offset = position_offset
+        self.antialias = self.antialias and not position_offset
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
         self.blocks = nn.ModuleList(
@@ -254,14 +273,18 @@ class ViT(BackboneBase):
         num_classifying = num_class_tokens + num_distillation_tokens
         self.num_registers = num_registers
         self.num_tokens = num_classifying + num_registers
-        self.num_positioned = num_classifying if positions == "all" else 0
+        self.num_positioned = num_classifying if positions in ("all", "sincos") else 0
         self.cls_token = parameter(num_class_tokens)
         self.dist_token = parameter(num_distillation_tokens)
         self.reg_token = parameter(num_registers)
         self.has_rotations = positions == "rotary"
-        self.pos_embed = self.row_embed = self.col_embed = None
-        if positions in ("all", "patches"):
-            self.pos_embed = parameter(self.num_positioned + math.prod(self.grid))
+        self.row_embed = self.col_embed = None
+        if positions == "sincos":
+            table = mae_positions(self.grid, d_model, num_others=self.num_positioned)
+            self.register_buffer("pos_embed", table)
+        else:
+            count = self.num_positioned + math.prod(self.grid)
+            self.pos_embed = parameter(count) if positions in ("all", "patches") else None
         if positions == "axes":
             self.row_embed = nn.Parameter(0.02 * torch.randn(self.grid[0], d_model // 2))
             self.col_embed = nn.Parameter(0.02 * torch.randn(self.grid[1], d_model - d_model // 2))
@@ -269,7 +292,7 @@ class ViT(BackboneBase):
     def _initialize(self) -> None:
         self.apply(init_linear)
         for tokens in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token):
-            if tokens is not None:
+            if isinstance(tokens, nn.Parameter):
                 nn.init.trunc_normal_(tokens, std=0.02)
 
     @staticmethod
@@ -306,6 +329,21 @@ class ViT(BackboneBase):
         x = self.norm(x[:, self.num_tokens :])
         return {name: x.transpose(1, 2).unflatten(2, size) for name in self.feature_info}
 
+    def block_maps(self, images: Tensor, blocks: Sequence[int], *, norm: bool = True) -> list[Tensor]:
+        """Return the map after each of several blocks, (B, d_model, h, w).
+
+        Args:
+            blocks: their indices from 0, ascending.
+            norm: whether all maps go through the last norm.
+        """
+        check_images("ViT", images, min_size=self.patch_embed.patch_size, in_channels=self.in_channels)
+        tokens, maps, start = self.tokens(images), [], 0
+        for block in blocks:
+            tokens, start = self.run_blocks(tokens, start, block + 1), block + 1
+            x = tokens.x[:, self.num_tokens :]
+            maps.append((self.norm(x) if norm else x).transpose(1, 2).unflatten(2, tokens.size))
+        return maps
+
     def tokens(self, images: Tensor) -> Tokens:
         """Return the input of the first block."""
         x = self.patch_embed(images)
@@ -320,6 +358,17 @@ class ViT(BackboneBase):
         """
         x = torch.cat((extra_tokens.expand(tokens.x.shape[0], -1, -1), tokens.x), dim=1)
         return Tokens(x, tokens.size, pad_rotations(tokens.rotations, len(extra_tokens)))
+
+    def keep(self, tokens: Tokens, patches: Tensor) -> Tokens:
+        """Keep only some patches of each image, (B, K) int64 row by row, after the other tokens.
+
+        The blocks run from then on see no others. Needs `attends_globally`.
+        """
+        others = torch.arange(self.num_tokens, device=patches.device).expand(len(patches), -1)
+        indices = torch.cat((others, patches + self.num_tokens), dim=1)
+        x = tokens.x.take_along_dim(indices[:, :, None], dim=1)
+        rotations = None if tokens.rotations is None else tokens.rotations[:, indices].unsqueeze(2)
+        return Tokens(x, tokens.size, rotations)
 
     def run_blocks(
         self, tokens: Tokens, start: int = 0, stop: int | None = None, *, bias: Tensor | None = None
@@ -341,7 +390,7 @@ class ViT(BackboneBase):
         count = self.num_positioned
         if self.pos_embed is not None:
             table = self.pos_embed[:, count:]
-            patches = add(patches, resize_positions_2d(table, self.grid, size, antialias=self.antialias))
+            patches = add(patches, self._resize_positions(table, self.grid, size))
         if self.row_embed is not None:
             rows = resize_positions_1d(self.row_embed, size[0])[:, None].expand(*size, -1)
             columns = resize_positions_1d(self.col_embed, size[1])[None].expand(*size, -1)
@@ -353,6 +402,9 @@ class ViT(BackboneBase):
         if not tokens:
             return patches.contiguous()
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
+
+    def _resize_positions(self, table: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+        return resize_positions_2d(table, grid, size, antialias=self.antialias, offset=self.position_offset)
 
     def rotations(self, size: tuple[int, int]) -> Tensor | None:
         """Return the rotations of the patches' queries and keys, (2, h * w, d); None unless positions are "rotary"."""
@@ -375,11 +427,19 @@ class ViT(BackboneBase):
             return self.head(x[:, 0])
         return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
+    def separate_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a distilled classifier's logits by the class token and by the distillation token, (B, num_classes)
+        each, which learn from the labels and from a teacher."""
+        x = self.norm(self.run_blocks(self.tokens(images)).x[:, :2])
+        return self.head(x[:, 0]), self.head_dist(x[:, 1])
+
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
+        """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names;
+        leave out what these and MAE have for training only."""
         super().adapt_state(state, prefix)
-        for name in ("mask_token", "rope_embed.periods"):
-            state.pop(f"{prefix}{name}", None)
+        training_only = (f"{prefix}mask_token", f"{prefix}decoder_", f"{prefix}rope_embed.periods")
+        for key in [key for key in state if key.startswith(training_only)]:
+            del state[key]
         for name in ("register_tokens", "storage_tokens"):
             if f"{prefix}{name}" in state:
                 state[f"{prefix}reg_token"] = state.pop(f"{prefix}{name}")
@@ -397,7 +457,7 @@ class ViT(BackboneBase):
         key = f"{prefix}pos_embed"
         table = state[key]
         num_others, grid = self._split_positions(table.shape[1], key)
-        patches = resize_positions_2d(table[:, num_others:], grid, self.grid, antialias=self.antialias)
+        patches = self._resize_positions(table[:, num_others:], grid, self.grid)
         others = table[:, :num_others]
         if self.num_positioned:
             tokens, rest = others[:, : self.num_positioned], others[:, self.num_positioned :]

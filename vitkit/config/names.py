@@ -99,8 +99,14 @@ def config_names() -> list[str]:
 
 
 def family_names() -> list[str]:
-    """Return the names of the families, such as "mask2former"."""
-    return sorted({source.file.stem for source in _variants().values()})
+    """Return the names of the families, such as "mask2former" and "pretrain/mae"."""
+    files = {source.file for source in _variants().values()}
+    return sorted(
+        file.relative_to(folder).with_suffix("").as_posix()
+        for folder in installed_folders()
+        for file in files
+        if file.is_relative_to(folder)
+    )
 
 
 def installed_folders() -> list[Path]:
@@ -141,10 +147,14 @@ def _variants() -> dict[str, ConfigSource]:
     return {
         name: ConfigSource(name, file, arguments, published)
         for folder in installed_folders()
-        for file in sorted(folder.glob("*.py"))
+        for file in sorted(folder.rglob("*.py"))
         if _is_family(file.read_text(encoding="utf-8"))
-        for name, (arguments, published) in importlib.import_module(f"vitkit.configs.{file.stem}").VARIANTS.items()
+        for name, (arguments, published) in importlib.import_module(_module_name(file, folder)).VARIANTS.items()
     }
+
+
+def _module_name(file: Path, folder: Path) -> str:
+    return ".".join(("vitkit.configs", *file.relative_to(folder).with_suffix("").parts))
 
 
 def _is_family(text: str) -> bool:

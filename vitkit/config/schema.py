@@ -141,7 +141,8 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
         any_key = default is None and fits({}, annotation) and not settings_slots(annotation)
         slots[name] = Slot(annotation, arguments.get(name, default), registry=kind, any_key=any_key)
     if registry is DATASETS:
-        slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # allowed for any dataset, see DataSettings
+        for name, kind in (("fraction", float), ("fraction_seed", int)):  # allowed for any dataset, see DataSettings
+            slots[name] = Slot(kind | None, arguments.get(name))
     return slots
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,25 @@ from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
+from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.engine.lora import LoRARun
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Criterion, Dataset, Model, child
+from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Loader, Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
+from vitkit.weights.pretrained import load_backbone, trained_backbone
+from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
+IMAGES_MEASURED = 256
+"""Number of training images on which a teacher is measured."""
 
 
 def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
@@ -197,6 +203,37 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
     return model
 
 
+def add_teacher(model: nn.Module, classes: Sequence[str] | None) -> str | None:
+    """Give a model the frozen network that its config names as `teacher`, with its weights; return where these came
+    from, or None if it has none. To be called before the model's own weights are loaded.
+
+    Args:
+        classes: the dataset's classes.
+    Raises:
+        VitkitError: there is no such network, or it would have random weights, or others than the config says.
+    """
+    if not isinstance(model, LearnsFromTeacher) or model.teacher is None:
+        return None
+    try:
+        teacher = find_teacher(model.teacher)
+        with torch.random.fork_rng(devices=[]):  # a resumed run draws the same numbers, whatever its model starts from
+            network = model.build_teacher(teacher.backbone)
+        source = load_teacher(network, teacher, classes)
+        model.take_teacher(network)
+    except VitkitError as error:
+        raise type(error)(f"model.teacher: {error}") from error
+    return source
+
+
+def measure_teacher(model: nn.Module, loader: Loader, images_per_batch: int) -> None:
+    """Let a model measure its teacher on the first training images, whose order and transforms stay the same."""
+    if isinstance(model, LearnsFromTeacher):
+        state = rng_state()
+        loader.set_position(0)
+        model.measure_teacher(islice(loader, -(-IMAGES_MEASURED // (images_per_batch * world_size()))))
+        set_rng_state(state)
+
+
 def check_prompts(spec: Spec, dataset: Dataset) -> None:
     """Check that a dataset has prompts if a config's model reads them, and only then.
 
@@ -292,9 +329,13 @@ def load_initial_weights(
     model: nn.Module, spec: Spec, init: str | Path | None, classes: Sequence[str] | None, *, partial: bool = False
 ) -> None:
     """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
-    backbone; `spec` is the config's `model` section."""
+    backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
+    backbone = child(model, "backbone")
     with first_rank_first():
-        if init:
+        if init and backbone is not None and not hasattr(model, "trained_backbone") and trained_backbone(init):
+            load_backbone(backbone, str(Path(init).parent))
+            logger.info("init: only the backbone, as %s was trained without labels", Path(init).parent)
+        elif init:
             report = load_weights(model, init, classes=classes, new_class_head=True, partial=partial, spec=spec)
             logger.info("%s", report.table(model.state_dict()) if partial else report)
         else:

@@ -26,6 +26,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
+from vitkit.weights.names import BACKBONE_WEIGHTS
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
 
@@ -71,7 +72,8 @@ class RunCheckpoints:
     """Saves a run's state in its folder, and restores it.
 
     last.pth is the newest state; best.pth has only the weights with the best metric, those of the moving average if
-    there is one. A run may be killed at any moment: each file is written under another name and then renamed, and older
+    there is one. A model that learns a backbone for others has `trained_backbone`, whose newest weights are in
+    backbone.pth. A run may be killed at any moment: each file is written under another name and then renamed, and older
     ones are only removed afterwards.
     """
 
@@ -166,7 +168,7 @@ class RunCheckpoints:
                 the previous checkpoint is intact, and there may be room for the next one.
             per_rank: an earlier result of `per_rank_state`; None: the current state.
         Returns:
-            the names out of best.pth and last.pth that were written, on the main process.
+            the names out of best.pth, backbone.pth and last.pth that were written, on the main process.
         Raises:
             CheckpointError: see `raise_on_error`, or the folder no longer belongs to this run.
         """
@@ -175,6 +177,9 @@ class RunCheckpoints:
         values = self._plain_values(progress)
         per_rank_lists = {name: [state[name] for state in per_rank] for name in ("rng", "meters")}
         files = {LAST_NAME: (self.parts, values | per_rank_lists)}
+        averaged = self.parts["ema"].module if "ema" in self.parts else self.parts["model"]
+        if (trained := getattr(averaged, "trained_backbone", None)) is not None:
+            files = {BACKBONE_WEIGHTS: ({"model": trained}, values), **files}
         if is_best:
             files = {BEST_NAME: ({"model": self.parts.get("ema", self.parts["model"])}, values), **files}
         written: set[str] = set()
@@ -209,7 +214,7 @@ class RunCheckpoints:
         """Write the parts' states and other values; return the issue, if any. All ranks must call it."""
         step = values["progress"]["step"]
         try:
-            state = self._gather(parts, step) | values
+            state = self._gather(parts, step, full=name == BACKBONE_WEIGHTS or not self.sharded) | values
             if is_main() and name == LAST_NAME and self.keep:
                 self._write_kept(state, step)
             elif is_main():
@@ -218,13 +223,14 @@ class RunCheckpoints:
             return str(error)
         return None
 
-    def _gather(self, parts: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Return the parts' states for a file; shards are written to a folder beside it. All ranks must call it."""
+    def _gather(self, parts: Mapping[str, Any], step: int, *, full: bool) -> dict[str, Any]:
+        """Return the parts' states for a file; unless they are to be full, shards are written to a folder beside it.
+        All ranks must call it."""
         model = self.parts["model"]
-        state = {name: state_of(part, model, full=not self.sharded) for name, part in parts.items()}
+        state = {name: state_of(part, model, full=full) for name, part in parts.items()}
         for name in _WEIGHTS & state.keys() if self.left_out else ():
             state[name] = {key: value for key, value in state[name].items() if key not in self.left_out}
-        if not self.sharded:
+        if full:
             return state
         return write_shards(broadcast_object(_free_folder(self.run_dir, step) if is_main() else None), state)
 

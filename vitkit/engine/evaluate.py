@@ -37,13 +37,16 @@ def evaluate(
 
     Args:
         model: a `DenseModel` or `GenerativeModel`, or any model if the evaluator takes outputs.
-        criterion: if set, the mean loss per image is added as "loss", and the criterion's meters by name.
+        criterion: if set, and not `training_only`, the mean loss per image is added as "loss", and the criterion's
+            meters by name.
         on_batch: called with the predictions and the batch, for instance to draw them.
         seconds: list to which the prediction time per image of each batch is appended, excluding loading and scoring.
         compute: compute the metrics; False if the batches are a part of the dataset: then the result is empty.
     Raises:
         TrainingError: there is not enough memory for a batch.
     """
+    if getattr(criterion, "training_only", False):
+        criterion = None
     meters = getattr(criterion, "meters", {})  # there may be no criterion
     takes_outputs = evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs

@@ -1,4 +1,5 @@
-"""Features of a frozen backbone, computed once so that a captioner trains without it (`data.cache_features`)."""
+"""Features of a frozen backbone, computed once so that a captioner, or a student, trains without it
+(`data.cache_features`)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -7,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitkit.data.datasets.captions import CaptionDataset
-from vitkit.data.datasets.image_features import FeatureFile, write_features
+from vitkit.data.datasets.image_features import FeatureFile, FeatureSource, write_features
 from vitkit.data.loading.loader import BatchLoader, DataSettings
 from vitkit.data.loading.samplers import EvalBatches
 from vitkit.distributed import first_rank_first
@@ -20,28 +20,34 @@ from vitkit.protocols import Dataset, Model
 def cache_features(
     model: Model, datasets: Mapping[str, Dataset], data: DataSettings, device: torch.device
 ) -> dict[str, str]:
-    """Make datasets read features from the folder `data.cache_features` instead of images; compute what is not there.
+    """Make datasets read features from the folder `data.cache_features`; compute what is not there.
 
-    Training then has exactly the numbers that it would have on the images. All ranks must call it.
+    Training then has exactly the numbers that it would have without. All ranks must call it.
 
     Args:
-        model: a captioner on `device`, with the weights that training starts from.
-        datasets: the datasets by split; one that already has features keeps them.
+        model: on `device`, with the weights that training starts from.
+        datasets: the datasets by split, of which the model's `splits_with_features` are used; one that already has
+            features keeps them.
     Returns:
         the file with the features of each split.
     Raises:
-        ConfigError: the model is not a captioner with a frozen backbone, or transforms are random.
+        ConfigError: the model has no frozen network, transforms are random, or a dataset cannot have features.
         DataError: images have features of different sizes.
     """
     if not model.has_fixed_features:
         raise ConfigError(
-            f"data.cache_features: {type(model).__name__} is not a captioner with a frozen backbone, so its features "
-            "change while it trains. Set model.freeze_backbone=True, or leave out data.cache_features."
+            f"data.cache_features: {type(model).__name__} is neither a captioner with a frozen backbone nor learns the "
+            "features of a teacher, so its features change while it trains. Set model.freeze_backbone=True, or leave "
+            "out data.cache_features."
         )
     files = {}
-    for split, dataset in datasets.items():
-        if not isinstance(dataset, CaptionDataset):
-            raise ConfigError(f"data.cache_features: data.{split}, {type(dataset).__name__}, has no captions.")
+    for split in model.splits_with_features:
+        dataset = datasets[split]
+        if not isinstance(dataset, FeatureSource):
+            raise ConfigError(
+                f"data.cache_features: data.{split}, {type(dataset).__name__}, cannot read features. Expected images "
+                "with captions, or UnlabelledImages for feature distillation."
+            )
         if dataset.features is None:
             path = Path(os.path.abspath(data.cache_features)) / f"{split}.npy"
             # The loader draws a random number, which must not change those of the training.
@@ -53,7 +59,7 @@ def cache_features(
     return files
 
 
-def _is_current(path: Path, dataset: CaptionDataset, model: Model) -> bool:
+def _is_current(path: Path, dataset: FeatureSource, model: Model) -> bool:
     try:
         features = FeatureFile(path, dataset.images_key(), dataset.transforms_key)
         return features.weights_key == model.weights_key() and len(features.array) == len(dataset)
@@ -62,7 +68,7 @@ def _is_current(path: Path, dataset: CaptionDataset, model: Model) -> bool:
 
 
 def _write(
-    path: Path, dataset: CaptionDataset, where: str, model: Model, data: DataSettings, device: torch.device
+    path: Path, dataset: FeatureSource, where: str, model: Model, data: DataSettings, device: torch.device
 ) -> None:
     check_not_random(dataset, where)
     # Not `val_loader`: of several ranks, only this one computes the features of all images.
@@ -80,7 +86,7 @@ def _with_progress(maps: Iterator[Tensor], total: int) -> Iterator[Tensor]:
         progress.step()
 
 
-def check_not_random(dataset: CaptionDataset, where: str) -> None:
+def check_not_random(dataset: FeatureSource, where: str) -> None:
     """Check that the features of an image are always the same.
 
     Raises:

@@ -28,9 +28,16 @@ class LoRARun:
 
     Args:
         init: weights of the whole model that a new run starts from; None: those that the backbone names.
+    Raises:
+        ConfigError: the model is one of pretraining, or a pattern matches nothing.
     """
 
     def __init__(self, model: nn.Module, options: LoRAOptions, init: str | Path | None):
+        if hasattr(model, "trained_backbone"):
+            raise ConfigError(
+                f"train.lora: {type(model).__name__} trains a backbone for other models, which take all its "
+                "weights. Leave it out."
+            )
         self.lora = LoRA(**options)
         self.trained = self.lora.trained_names(model)
         self._init = init

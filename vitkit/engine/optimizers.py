@@ -19,7 +19,10 @@ logger = logging.getLogger("vitkit")
 LayerDecayRule = Literal["beit", "eomt"]
 BACKBONE = "backbone"
 """The value of "part" in the groups of the backbone's parameters, if `layer_decay` is set."""
-_LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
+_LAYER_KINDS = {
+    "norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm),
+    "embeddings": (nn.Embedding,),
+}
 _VECTORS = "vectors"
 _KINDS = (_VECTORS, *_LAYER_KINDS)
 

@@ -177,6 +177,9 @@ def build_run(
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
     model: Any = build.build_model_for(config, train_set, vocabularies)
+    with first_rank_first():
+        if source := build.add_teacher(model, metadata.get("classes")):
+            logger.info("teacher: weights from %s", source)
     lora = None if settings.lora is None else LoRARun(model, settings.lora, init)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
@@ -186,6 +189,7 @@ def build_run(
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
+        build.measure_teacher(model.to(device), loader, data.batch_size_per_gpu)
     elif lora is not None:
         lora.resume(model, folder.checkpoint)
     model, model_to_average = build.prepare_model(model, settings, device, lora)

@@ -7,8 +7,11 @@ from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.combined import CombinedEvaluator
+from vitkit.evaluation.frozen_features import FeatureStatistics
 from vitkit.evaluation.grounding import GroundingEvaluator
+from vitkit.evaluation.linear_probe import LinearProbe
 from vitkit.evaluation.lvis import LvisEvaluator
+from vitkit.evaluation.nearest_neighbours import NearestNeighbours
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.semantic import SemanticEvaluator
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
@@ -18,9 +21,12 @@ __all__ = [
     "ClassificationEvaluator",
     "CocoEvaluator",
     "CombinedEvaluator",
+    "FeatureStatistics",
     "GroundingEvaluator",
     "LanguageModelEvaluator",
+    "LinearProbe",
     "LvisEvaluator",
+    "NearestNeighbours",
     "PanopticEvaluator",
     "SemanticEvaluator",
     "TextEvaluator",

@@ -105,6 +105,16 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     return Difference(float(first[0]), float(second[0]), estimate(second - first))
 
 
+def mean_over_seeds(values: Sequence[float]) -> Estimate:
+    """Return the mean of a recipe's runs, which differ in their seeds, with Student's interval; NaN for one run."""
+    runs = np.asarray(values, np.float64)
+    mean, degrees = float(runs.mean()), len(runs) - 1
+    if degrees == 0:
+        return Estimate(mean, float("nan"), float("nan"))
+    margin = float(student_t.ppf((1 + LEVEL) / 2, degrees) * runs.std(ddof=1) / len(runs) ** 0.5)
+    return Estimate(mean, mean - margin, mean + margin)
+
+
 def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Return the difference of two recipes' means over their runs, with Welch's interval (Welch 1947,
     https://doi.org/10.1093/biomet/34.1-2.28), which assumes nothing about their spreads.

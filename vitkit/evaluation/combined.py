@@ -18,7 +18,7 @@ class CombinedEvaluator(Evaluator):
         dataset: the evaluated dataset, with what each evaluator requires.
         evaluator: a list of their specs; `per_class` is that of the first.
     Raises:
-        ConfigError: the list is empty.
+        ConfigError: the list is empty, or only some of them take outputs.
     """
 
     def __init__(self, dataset: Dataset, *, evaluator: Sequence[Spec]):
@@ -27,6 +27,13 @@ class CombinedEvaluator(Evaluator):
         self.dataset = dataset
         self.evaluators = [EVALUATORS.build(spec, dataset=dataset) for spec in evaluator]
         self.per_class_metric = self.evaluators[0].per_class_metric
+        self.takes_outputs = self.evaluators[0].takes_outputs
+        if any(evaluator.takes_outputs != self.takes_outputs for evaluator in self.evaluators):
+            names = ", ".join(type(evaluator).__name__ for evaluator in self.evaluators)
+            raise ConfigError(
+                f"CombinedEvaluator: of {names}, some read a model's raw outputs, others its predictions. "
+                "Evaluate them one after the other."
+            )
 
     @property
     def parts(self) -> Sequence[Evaluator]:

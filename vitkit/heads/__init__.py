@@ -2,6 +2,7 @@
 
 from vitkit.heads.dab_deformable_detr import DABDeformableDETRHead
 from vitkit.heads.deformable_detr import DeformableDETRHead
+from vitkit.heads.deimv2 import DEIMv2Head
 from vitkit.heads.detr import DETRHead
 from vitkit.heads.dfine import DFINEHead
 from vitkit.heads.dino import DINOHead
@@ -14,6 +15,7 @@ from vitkit.heads.rt_detr_v2 import RTDETRv2Head
 
 __all__ = [
     "DABDeformableDETRHead",
+    "DEIMv2Head",
     "DETRHead",
     "DFINEHead",
     "DINOHead",

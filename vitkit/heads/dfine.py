@@ -1,7 +1,7 @@
 """D-FINE (Peng et al. 2024, https://arxiv.org/abs/2410.13842): each edge of a box is a distribution, refined by the
 decoder's layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +69,7 @@ class DFINEHead(QueryHead):
                 f"DFINEHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
             )
         self.d_model, self.num_queries, self.up = d_model, num_queries, up
-        self.input_proj = nn.ModuleList(_projection(info.channels, d_model) for info in feature_info.values())
+        self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in feature_info.values())
         self.proposals = LocationSelection("D-FINE", d_model, num_classes, activation=activation)
         layers = [
             DFINEDecoderLayer(
@@ -110,37 +110,55 @@ class DFINEHead(QueryHead):
         if added is not None:
             queries = added.join(queries, self)
         decoded = self.decoder(queries, levels)
-        first = decoded[0]
-        initial = {
-            "pred_logits": self.class_embed[0](first.states),
-            "pred_boxes": first.initial_boxes,
-            "reference_points": first.references,
-        }
-        layers = [
-            {
-                "pred_logits": class_embed(layer.states) + quality_embed(layer.corners),
-                "pred_boxes": layer.boxes,
-                "pred_corners": layer.corners,
-                "initial_boxes": layer.initial_boxes.detach(),
-                "reference_points": layer.references,
-            }
-            for class_embed, quality_embed, layer in zip(self.class_embed, self.quality_embed, decoded)
-        ]
-        return {
-            "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
-            "pred_corners": layers[-1]["pred_corners"],  # (B, Q, 4 * (reg_max + 1)) logits of each edge's bins
-            "initial_boxes": layers[-1]["initial_boxes"],  # (B, Q, 4) cxcywh, from whose edges distances are measured
-            "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
-            # First the first layer's own boxes, which have no distributions, then the same of each layer but the last.
-            "aux_outputs": [initial, *layers[:-1]],
-            "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
-            "distance_bins": self.decoder.bins,  # (reg_max + 1,), the distance that each bin stands for
-            "reg_scale": self.decoder.reg_scale,
-        }
+        return refined_outputs(decoded, self.class_embed, self.quality_embed, self.decoder, selection)
 
 
-def _projection(in_channels: int, d_model: int) -> nn.Module:
+def refined_outputs(
+    decoded: "Sequence[DecodedLayer]",
+    class_heads: Sequence[nn.Module],
+    quality_heads: Sequence[nn.Module],
+    decoder: nn.Module,
+    selection: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a head's outputs.
+
+    Args:
+        decoded: of each layer of `decoder`, which has `bins` and `reg_scale`, see `DFINEDecoder`.
+        class_heads, quality_heads: make the class logits of each layer from its states, and what its distributions
+            add to these.
+        selection: the encoder's predictions at the selected locations.
+    """
+    first = decoded[0]
+    initial = {
+        "pred_logits": class_heads[0](first.states),
+        "pred_boxes": first.initial_boxes,
+        "reference_points": first.references,
+    }
+    layers = [
+        {
+            "pred_logits": class_head(layer.states) + quality_head(layer.corners),
+            "pred_boxes": layer.boxes,
+            "pred_corners": layer.corners,
+            "initial_boxes": layer.initial_boxes.detach(),
+            "reference_points": layer.references,
+        }
+        for class_head, quality_head, layer in zip(class_heads, quality_heads, decoded)
+    ]
+    return {
+        "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
+        "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
+        "pred_corners": layers[-1]["pred_corners"],  # (B, Q, 4 * (reg_max + 1)) logits of each edge's bins
+        "initial_boxes": layers[-1]["initial_boxes"],  # (B, Q, 4) cxcywh, from whose edges distances are measured
+        "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
+        # First the first layer's own boxes, which have no distributions, then the same of each layer but the last.
+        "aux_outputs": [initial, *layers[:-1]],
+        "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
+        "distance_bins": decoder.bins,  # (reg_max + 1,), the distance that each bin stands for
+        "reg_scale": decoder.reg_scale,
+    }
+
+
+def map_projection(in_channels: int, d_model: int) -> nn.Module:
     """Return a projection of a map; it stays as it is if it has that number of channels."""
     if in_channels == d_model:
         return nn.Identity()
@@ -208,11 +226,16 @@ class DFINEDecoder(nn.Module):
             else:
                 corners = corner_embed(x)
                 initial_boxes = boxes_around(references, self.bbox_embed(x))
-            distances = (corners.float().unflatten(-1, (4, -1)).softmax(-1) * self.bins.float()).sum(-1)
-            boxes = boxes_at_distances(initial_boxes.detach(), distances, self.reg_scale)
+            boxes = boxes_of_corners(corners, initial_boxes, self.bins, self.reg_scale)
             decoded.append(DecodedLayer(x, references, initial_boxes, corners, boxes))
             references = boxes.detach()
         return decoded
+
+
+def boxes_of_corners(corners: Tensor, initial_boxes: Tensor, bins: Tensor, reg_scale: float) -> Tensor:
+    """Return the boxes whose edges are at the mean distances of their distributions, see `DecodedLayer`."""
+    distances = (corners.float().unflatten(-1, (4, -1)).softmax(-1) * bins.float()).sum(-1)
+    return boxes_at_distances(initial_boxes.detach(), distances, reg_scale)
 
 
 class DFINEDecoderLayer(nn.Module):
@@ -283,14 +306,18 @@ class DFINEDecoderLayer(nn.Module):
 
 
 class Gate(nn.Module):
-    """Normalized sum of two inputs, weighted per channel by sigmoids of both (section 4.3); initially their mean."""
+    """Normalized sum of two inputs, weighted per channel by sigmoids of both (section 4.3); initially their mean.
 
-    def __init__(self, d_model: int):
+    Args:
+        norm: makes the norm of `d_model` channels.
+    """
+
+    def __init__(self, d_model: int, norm: Callable[[int], nn.Module] = nn.LayerNorm):
         super().__init__()
         self.gate = Linear(2 * d_model, 2 * d_model)
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
-        self.norm = nn.LayerNorm(d_model)
+        self.norm = norm(d_model)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """(..., d_model) each -> (..., d_model)."""

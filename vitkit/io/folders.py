@@ -3,6 +3,7 @@
 Every reader of a folder asks here, so that what one reads another does not leave out.
 """
 
+import glob
 import logging
 import os
 from collections import Counter
@@ -107,6 +108,18 @@ def image_files(folder: Path, *, also: Collection[str] = ()) -> list[Path]:
         (images if suffix in IMAGE_SUFFIXES or suffix in also else others).append(path)
     log_unread(folder, others, images)
     return images
+
+
+def find_paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
+    """Return the files that match a pattern, and the folders if these are wanted, sorted.
+
+    Raises:
+        DataError: there are none.
+    """
+    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if folders or os.path.isfile(name)]
+    if not paths:
+        raise DataError(f"'{pattern}': no such file or folder, and no file matches it as a pattern.")
+    return paths
 
 
 def log_unread(folder: Path, others: Iterable[Path], images: Iterable[Path]) -> None:

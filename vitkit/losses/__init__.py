@@ -4,9 +4,11 @@ from vitkit.losses.box_mask_criterion import BoxMaskCriterion
 from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.dfine import DFINECriterion
+from vitkit.losses.feature_distillation import FeatureDistillationLoss
 from vitkit.losses.grounding import GroundingCriterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.losses.per_pixel import PerPixelCriterion
+from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
@@ -15,9 +17,11 @@ __all__ = [
     "CaptionLoss",
     "ClassificationLoss",
     "DFINECriterion",
+    "FeatureDistillationLoss",
     "GroundingCriterion",
     "MaskCriterion",
     "PerPixelCriterion",
+    "ReconstructionLoss",
     "SequenceLoss",
     "SetCriterion",
 ]

@@ -1,5 +1,6 @@
 """What models of dense prediction share: how they are built, and how images are prepared for the backbone."""
 
+import hashlib
 import inspect
 import logging
 import math
@@ -15,7 +16,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.queries import QueryHead, run_with_training_queries
 from vitkit.ops.detections import BatchDetections
-from vitkit.ops.images import normalize_images, pad_to_multiple, pixel_statistics
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols import AttentionLayers, Model, backbone_fact, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import DetectionTarget
@@ -202,6 +203,18 @@ class Detector(DensePredictionModel):
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         """Return the detections of all images, relative to the unpadded image, without a threshold of their scores."""
         raise NotImplementedError
+
+
+def network_key(backbone: nn.Module, feature: str) -> int:
+    """Return a fingerprint of a backbone's weights and pixel statistics and of a map's name: 63 bits of a SHA-256."""
+    digest = hashlib.sha256(f"{type(backbone).__name__} {feature}".encode())
+    statistics = pixel_statistics(backbone)
+    if statistics and statistics != dict(mean=IMAGENET_MEAN, std=IMAGENET_STD):
+        digest.update(repr(statistics).encode())
+    for name, value in sorted(backbone.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return int.from_bytes(digest.digest()[:8], "big") >> 1
 
 
 def attention_in(stack: nn.Module | None, name: str) -> list[nn.Module]:

@@ -3,38 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.necks.hybrid_base import HybridEncoderBase
-from vitkit.nn.rep_blocks import ConvNorm, CSPRepLayer
+from vitkit.nn.rep_blocks import ELAN, ConvNorm, CSPRepLayer
 from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
-
-
-class RepNCSPELAN4(nn.Module):
-    """GELAN's block (Wang et al. 2024, https://arxiv.org/abs/2402.13616): two stages in a row, each of whose outputs
-    joins the result.
-
-    Args:
-        channels: channels of the output; the input and the first projection have twice as many.
-        stage_channels: channels of each stage.
-        num_blocks: number of blocks of a stage, see `CSPRepLayer`.
-    """
-
-    def __init__(self, channels: int, stage_channels: int, *, num_blocks: int):
-        super().__init__()
-        self.cv1 = ConvNorm(2 * channels, 2 * channels, 1, silu=True)
-        self.cv2 = _Stage(channels, stage_channels, num_blocks=num_blocks)
-        self.cv3 = _Stage(stage_channels, stage_channels, num_blocks=num_blocks)
-        self.cv4 = ConvNorm(2 * channels + 2 * stage_channels, channels, 1, silu=True)
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """(B, 2 * channels, H, W) -> (B, channels, H, W)."""
-        skipped, x = self.cv1(x).chunk(2, dim=1)
-        first = self.cv2(x, padding_mask)
-        return self.cv4(torch.cat([skipped, x, first, self.cv3(first, padding_mask)], dim=1))
 
 
 class _Stage(nn.Module):
@@ -63,6 +38,18 @@ class SCDown(nn.Module):
         return self.cv2(self.cv1(x), padding_mask)
 
 
+def stage_channels(owner: str, expansion: float, channels: int) -> int:
+    """Return the channels of a fusion block's stages, `expansion` times half of the block's.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    width = int(expansion * channels / 2)
+    if width < 1:
+        raise ConfigError(f"{owner}: expansion={expansion} of out_channels={channels} leaves no channels.")
+    return width
+
+
 @NECKS.register
 class DFINEEncoder(HybridEncoderBase):
     """Self-attention within the coarsest map, then fusion of all maps, top-down and bottom-up.
@@ -85,13 +72,14 @@ class DFINEEncoder(HybridEncoderBase):
         **options: Any,
     ):
         super().__init__(feature_info, out_channels, **options)
-        stage_channels = int(expansion * out_channels / 2)
-        if stage_channels < 1:
-            raise ConfigError(
-                f"{type(self).__name__}: expansion={expansion} of out_channels={out_channels} leaves no channels."
-            )
+        width = stage_channels(type(self).__name__, expansion, out_channels)
         self.build_fusion(
             lateral=lambda: ConvNorm(out_channels, out_channels, 1, silu=False),
-            fuse=lambda: RepNCSPELAN4(out_channels, stage_channels, num_blocks=num_blocks),
+            fuse=lambda: ELAN(
+                2 * out_channels,
+                out_channels,
+                *(_Stage(channels, width, num_blocks=num_blocks) for channels in (out_channels, width)),
+                width,
+            ),
             downsample=lambda: SCDown(out_channels),
         )

@@ -19,7 +19,7 @@ from vitkit.structures import FeatureInfo
 class HybridEncoderBase(nn.Module):
     """Self-attention within the coarsest map, then fusion of all maps, top-down and bottom-up.
 
-    A subclass builds its convolutions by `build_fusion`.
+    A subclass builds its convolutions by `build_fusion`, and may override `projection` and `join`.
 
     Args:
         feature_info: description of the backbone's maps, fine to coarse.
@@ -59,10 +59,19 @@ class HybridEncoderBase(nn.Module):
             )
         self.isolate_padding = isolate_padding
         self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in self.in_features}
-        self.input_proj = nn.ModuleList(ConvNorm(info.channels, out_channels, 1, silu=False) for info in infos)
+        self.input_proj = nn.ModuleList(self.projection(info.channels, out_channels) for info in infos)
         self.encoder = TransformerEncoderLayer(
             out_channels, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, activation="gelu"
         )
+
+    def projection(self, in_channels: int, out_channels: int) -> nn.Module:
+        """Return the layer that brings a map to `out_channels`."""
+        return ConvNorm(in_channels, out_channels, 1, silu=False)
+
+    def join(self, resized: Tensor, x: Tensor) -> Tensor:
+        """Return the input of a fusion block, from the resized result for the previous map and a map, both
+        (B, out_channels, H, W)."""
+        return torch.cat([resized, x], dim=1)
 
     def build_fusion(
         self, lateral: Callable[[], nn.Module], fuse: Callable[[], nn.Module], downsample: Callable[[], nn.Module]
@@ -72,7 +81,7 @@ class HybridEncoderBase(nn.Module):
         Args:
             lateral: returns the layer that a map passes before it is upsampled, (B, C, H, W) -> the same, C being
                 `out_channels`.
-            fuse: returns the layer that joins two maps, (B, 2 * C, H, W) -> (B, C, H, W); called with the padding mask.
+            fuse: returns the layer that maps the result of `join` to (B, C, H, W); called with the padding mask.
             downsample: returns the layer that halves a map, (B, C, H, W) -> (B, C, ceil(H / 2), ceil(W / 2)); called
                 with the padding mask.
         """
@@ -99,10 +108,10 @@ class HybridEncoderBase(nn.Module):
             coarse, fine = len(maps) - 1 - i, len(maps) - 2 - i
             maps[coarse] = lateral(maps[coarse])
             upsampled = F.interpolate(maps[coarse], size=maps[fine].shape[-2:], mode="nearest")
-            maps[fine] = fuse(torch.cat([upsampled, maps[fine]], dim=1), isolated)
+            maps[fine] = fuse(self.join(upsampled, maps[fine]), isolated)
         # Bottom-up.
         for i, (downsample, fuse) in enumerate(zip(self.downsample_convs, self.pan_blocks)):
-            maps[i + 1] = fuse(torch.cat([downsample(maps[i], isolated), maps[i + 1]], dim=1), isolated)
+            maps[i + 1] = fuse(self.join(downsample(maps[i], isolated), maps[i + 1]), isolated)
         return dict(zip(self.in_features, maps))
 
     def _attend(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:

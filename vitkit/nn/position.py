@@ -1,6 +1,7 @@
 """Position encodings."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,22 +68,44 @@ def sine_positions_2d(
     return torch.cat([encoding.expand(-1, *size, -1) for encoding in encodings], dim=-1)
 
 
-def sine_positions_grid(size: tuple[int, int], d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
+def sine_positions_grid(
+    size: tuple[int, int],
+    d_model: int,
+    *,
+    temperature: float = 10000.0,
+    dtype: torch.dtype = torch.float32,
+    device=None,
+) -> Tensor:
     """Return RT-DETR's encoding of a map's locations (Zhao et al. 2023, https://arxiv.org/abs/2304.08069).
 
     Row and column numbers from 0 are the angles. The quarters of the channels are sines and cosines of the row, then
     of the column, at d_model / 4 decreasing frequencies.
 
     Returns:
-        (H * W, d_model) float32, row by row.
+        (H * W, d_model) of `dtype`, row by row.
     """
     quarter = d_model // 4
-    frequencies = temperature ** -(torch.arange(quarter, dtype=torch.float32, device=device) / quarter)
-    rows, columns = (torch.arange(n, dtype=torch.float32, device=device)[:, None] * frequencies for n in size)
+    frequencies = temperature ** -(torch.arange(quarter, dtype=dtype, device=device) / quarter)
+    rows, columns = (torch.arange(n, dtype=dtype, device=device)[:, None] * frequencies for n in size)
     # An ONNX file would lose repeat_interleave's or repeat's factor for maps of another size than the traced one.
     rows = rows[:, None].expand(-1, size[1], -1).flatten(0, 1)
     columns = columns[None].expand(size[0], -1, -1).flatten(0, 1)
     return torch.cat((rows.sin(), rows.cos(), columns.sin(), columns.cos()), dim=1)
+
+
+def mae_positions(grid: tuple[int, int], d_model: int, *, num_others: int = 1) -> Tensor:
+    """Return MAE's fixed positions of a grid of patches (He et al. 2021, https://arxiv.org/abs/2111.06377).
+
+    They are those of `sine_positions_grid`, but the first half of the channels encodes the column, the second the row.
+
+    Args:
+        num_others: number of tokens before the patches, such as the class token, whose positions are zero.
+    Returns:
+        (1, num_others + h * w, d_model) float32.
+    """
+    # In double precision, as the original computes the tables that its weights contain.
+    rows_first = sine_positions_grid(grid, d_model, dtype=torch.float64).float()
+    return F.pad(rows_first.roll(d_model // 2, dims=1), (0, 0, num_others, 0))[None]
 
 
 def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10000.0) -> Tensor:
@@ -158,7 +181,13 @@ def resize_positions_1d(table: Tensor, length: int) -> Tensor:
 
 
 def resize_positions_2d(
-    table: Tensor, grid: tuple[int, ...], size: tuple[int, ...], *, mode: str = "bicubic", antialias: bool = False
+    table: Tensor,
+    grid: tuple[int, ...],
+    size: tuple[int, ...],
+    *,
+    mode: str = "bicubic",
+    antialias: bool = False,
+    offset: float = 0.0,
 ) -> Tensor:
     """Resize the position embeddings of a grid to another grid.
 
@@ -166,10 +195,15 @@ def resize_positions_2d(
         table: (1, h * w, C) for the grid (h, w).
         size: (H, W), the new grid.
         mode, antialias: arguments of `torch.nn.functional.interpolate`.
+        offset: resize as if the new grid had this fraction of a row and column more, of which it keeps the first (DINO:
+            0.1).
     Returns:
         (1, H * W, C).
     """
     if grid == size:
         return table
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).mT.unflatten(2, grid)
-    return F.interpolate(maps, size=size, mode=mode, antialias=antialias).flatten(2).mT.to(table.dtype)
+    target: dict[str, Any] = {"size": size}
+    if offset:
+        target = {"scale_factor": [(new + offset) / old for new, old in zip(size, grid)]}
+    return F.interpolate(maps, **target, mode=mode, antialias=antialias).flatten(2).mT.to(table.dtype)

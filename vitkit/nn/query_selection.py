@@ -23,14 +23,17 @@ class LocationSelection(nn.Module):
         d_model: channels of the memory.
         num_classes: number of logits of a location.
         activation: activation of the box head, see `MLP`.
+        projects: whether the contents are a normalized projection of the memory; False: the memory itself.
     """
 
-    def __init__(self, owner: str, d_model: int, num_classes: int, *, activation: str = "relu"):
+    def __init__(self, owner: str, d_model: int, num_classes: int, *, activation: str = "relu", projects: bool = True):
         super().__init__()
         self.owner = owner
-        self.enc_output = Linear(d_model, d_model)
-        self.enc_output_norm = nn.LayerNorm(d_model)
-        nn.init.xavier_uniform_(self.enc_output.weight)
+        self.projects = projects
+        if projects:
+            self.enc_output = Linear(d_model, d_model)
+            self.enc_output_norm = nn.LayerNorm(d_model)
+            nn.init.xavier_uniform_(self.enc_output.weight)
         self.class_embed = class_head(d_model, num_classes)
         self.bbox_embed = box_head(d_model, activation=activation)
 
@@ -49,7 +52,9 @@ class LocationSelection(nn.Module):
         anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
-        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
+        x = memory.masked_fill(unusable, 0)
+        if self.projects:
+            x = self.enc_output_norm(self.enc_output(x))
         logits = self.class_embed(x)
         scores = logits.amax(-1)
         if levels.padding_mask is not None:

@@ -71,3 +71,27 @@ class CSPRepLayer(nn.Module):
         for block in self.blocks:
             x = block(x, padding_mask)
         return self.conv3(x + projected)
+
+
+class ELAN(nn.Module):
+    """GELAN's block (Wang et al. 2024, https://arxiv.org/abs/2402.13616): two stages in a row, each of whose outputs
+    joins the result.
+
+    Args:
+        in_channels, channels: those of the input and the output; the first projection has twice as many as the output.
+        first, second: the stages, from `channels` and from `stage_channels` to `stage_channels`; called with the
+            padding mask.
+    """
+
+    def __init__(self, in_channels: int, channels: int, first: nn.Module, second: nn.Module, stage_channels: int):
+        super().__init__()
+        self.cv1 = ConvNorm(in_channels, 2 * channels, 1, silu=True)
+        self.cv2 = first
+        self.cv3 = second
+        self.cv4 = ConvNorm(2 * channels + 2 * stage_channels, channels, 1, silu=True)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, in_channels, H, W) -> (B, channels, H, W)."""
+        skipped, x = self.cv1(x).chunk(2, dim=1)
+        first = self.cv2(x, padding_mask)
+        return self.cv4(torch.cat([skipped, x, first, self.cv3(first, padding_mask)], dim=1))

@@ -1,6 +1,5 @@
 """Functionality of captioners: an image's feature map from any backbone, or from a feature file."""
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,8 +8,8 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import DataError
-from vitkit.models.base import ModelOnBackbone
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pixel_statistics, resize_mask
+from vitkit.models.base import ModelOnBackbone, network_key
+from vitkit.ops.images import normalize_images, pixel_statistics, resize_mask
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.structures import UNK
@@ -121,14 +120,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         """Return a fingerprint of the backbone's weights and pixel statistics and of the map's name: 63 bits of a
         SHA-256."""
         if self.backbone.weights_key is None:
-            digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
-            statistics = pixel_statistics(self.backbone)
-            if statistics and statistics != dict(mean=IMAGENET_MEAN, std=IMAGENET_STD):
-                digest.update(repr(statistics).encode())
-            for name, value in sorted(self.backbone.state_dict().items()):
-                digest.update(name.encode())
-                digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-            self.backbone.weights_key = int.from_bytes(digest.digest()[:8], "big") >> 1
+            self.backbone.weights_key = network_key(self.backbone, self.feature)
         return self.backbone.weights_key
 
     @torch.no_grad()

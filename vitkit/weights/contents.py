@@ -1,6 +1,6 @@
 """What a checkpoint holds: its tensors, without the wrappers of other projects, and the classes that it states."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,14 +10,19 @@ from vitkit.errors import CheckpointError
 LORA = "lora"
 """Entry of a checkpoint that leaves out the weights that LoRA froze: its rank, alpha and base."""
 
+_OF_DINO = {"backbone.cls_token", "head.last_layer.weight_v"}
+"""Entries of DINO's or iBOT's teacher, of which a ViT's has the first and a ResNet's only the second."""
 
-def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+
+def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[str] = ()) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
     "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
     teacher's backbone.
 
     Args:
         name: name of the checkpoint, for errors.
+        parts: names of state dicts; if it has them all, the result is their tensors, each with its part's name as
+            prefix.
     Raises:
         CheckpointError: it contains no tensors, or only those that LoRA trained.
     """
@@ -26,6 +31,11 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
             f"{name}: has only what LoRA trained on {checkpoint[LORA]['base']['source']}. Write the merged weights "
             f"first: vitkit convert {name} --to vitkit --out merged.pth."
         )
+    if parts and all(isinstance(checkpoint.get(part), Mapping) for part in parts):
+        states = {part: checkpoint[part] for part in parts}
+        return {
+            f"{part}.{key}": x for part, state in states.items() for key, x in state.items() if isinstance(x, Tensor)
+        }
     state = checkpoint
     for key in ("ema", "model", "model_state", "state_dict", "teacher"):
         if isinstance(state.get(key), Mapping):
@@ -37,7 +47,7 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
     if "pytorch-lightning_version" in checkpoint and any(key.startswith("model.") for key in tensors):
         # The other entries are those of the losses.
         tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    if "teacher" in checkpoint and "backbone.cls_token" in tensors:
+    if "teacher" in checkpoint and not _OF_DINO.isdisjoint(tensors):
         # The other entries are those of the projection head, which only the training needs.
         backbone = "backbone."
         tensors = {k.removeprefix(backbone): value for k, value in tensors.items() if k.startswith(backbone)}

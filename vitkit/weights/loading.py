@@ -144,7 +144,7 @@ def load_weights(
     if is_of_lora(checkpoint):
         load_base(model, checkpoint[LORA]["base"], name)
         checkpoint = lora.merge(model.state_dict(), checkpoint, name)
-    state = stored = state_dict_of(checkpoint, name)
+    state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
 
     official = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):

@@ -13,6 +13,8 @@ from vitkit.weights.transformers_folder import is_transformers_folder
 
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
 """File names in a run's folder; the first weights that exist are loaded."""
+BACKBONE_WEIGHTS = "backbone.pth"
+"""File name of the weights that a run learns without labels, under the backbone's own names."""
 WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
 """A path with one of these endings is taken for weights, even if the file does not exist."""
 
@@ -79,6 +81,21 @@ def packaged_or_name(weights: str | Path) -> str | Path:
     other weights are returned as they are."""
     zoo = model_zoo()
     return zoo.published_weights(str(weights)) if zoo.is_packaged(str(weights)) else weights
+
+
+def backbone_weights(folder: Path) -> Path:
+    """Return the backbone that a run in a folder has learned without labels, for other models.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / BACKBONE_WEIGHTS
+    if not path.is_file():
+        raise ConfigError(
+            f"'{folder}' is not the folder of a pretraining run: expected {BACKBONE_WEIGHTS}, as vitkit pretrain "
+            "writes it. Of another model's run, give its checkpoint to --init or --init-partial."
+        )
+    return path
 
 
 def run_weights(folder: Path) -> Path:

@@ -1,24 +1,34 @@
 """Loads the pretrained weights that a model's backbone names."""
 
+import json
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from fnmatch import fnmatch
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.protocols import Backbone, child
-from vitkit.weights.loading import load_weights
+from vitkit.protocols import Backbone, Model, child
+from vitkit.registry import BACKBONES
+from vitkit.weights.loading import LoadReport, load_weights
+from vitkit.weights.names import BACKBONE_WEIGHTS
+from vitkit.weights.reading import read_checkpoint
 from vitkit.weights.sources import find_source
 
 logger = logging.getLogger("vitkit")
 
 
-def load_pretrained(model: nn.Module) -> str | None:
+def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | None:
     """Load the pretrained weights of a backbone, or of a model, by the hooks that `vitkit.protocols.Backbone` lists.
 
     A run calls this at its start, unless a checkpoint follows anyway.
 
+    Args:
+        new_class_head: a classifier for other classes keeps its random head; otherwise it is an error.
     Returns:
         where the weights came from, or None if all stay random.
     Raises:
@@ -29,7 +39,9 @@ def load_pretrained(model: nn.Module) -> str | None:
         return model.load_pretrained()
     if not hasattr(model, "pretrained_source"):
         backbone = child(model, "backbone")
-        source = None if backbone is None else load_pretrained(backbone)
+        source = None if backbone is None else load_pretrained(backbone, new_class_head=new_class_head)
+        if source is not None and isinstance(model, Model):
+            model.after_pretrained()
         if source is None and getattr(model, "freeze_backbone", False):
             logger.warning(
                 "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
@@ -40,7 +52,7 @@ def load_pretrained(model: nn.Module) -> str | None:
     if source is None:
         _warn_if_frozen(model)
         return None
-    _load_backbone(model, source)
+    load_backbone(model, source, new_class_head=new_class_head)
     return source.partition("#sha256=")[0]
 
 
@@ -55,16 +67,58 @@ def _warn_if_frozen(backbone: Backbone) -> None:
         )
 
 
-def _load_backbone(backbone: Backbone, source: str) -> None:
-    with getattr(backbone, "completing_state", nullcontext)():
-        # A backbone does not need the classifier, and a classifier for other classes cannot use it.
-        report = load_weights(backbone, find_source(source), new_class_head=True, strict=False)
-    optional, class_head = getattr(backbone, "optional_weights", ()), tuple(getattr(backbone, "class_head", ()))
+def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = True) -> None:
+    """Load the weights that a value of `pretrained` refers to into a backbone; arguments and errors are those of
+    `load_pretrained`."""
+    found = find_source(source)
+    try:
+        with getattr(backbone, "completing_state", nullcontext)():
+            # A backbone does not need the classifier, and a classifier for other classes cannot use it.
+            report = load_weights(backbone, found, new_class_head=new_class_head, strict=False)
+        _check_complete(backbone, report, source, new_class_head=new_class_head)
+    except CheckpointError as error:
+        trained = None if isinstance(found, Mapping) else trained_backbone(found)
+        if trained is None:
+            raise
+        raise CheckpointError(
+            f"pretrained: {source} has trained a backbone {_describe(trained)}, whose weights do not fit this model's "
+            f"{_describe(backbone)}. Set model.backbone to the one that was trained, or train this one. ({error})"
+        ) from error
+
+
+def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_class_head: bool) -> None:
+    optional = getattr(backbone, "optional_weights", ())
     missing = [name for name in report.missing if not any(fnmatch(name, pattern) for pattern in optional)]
-    missing = [name for name in missing if not name.startswith(class_head)]
+    if new_class_head:
+        missing = [name for name in missing if not name.startswith(tuple(getattr(backbone, "class_head", ())))]
     if missing:
         raise CheckpointError(
             f"{source} does not fit this {type(backbone).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "
             f"in all); not used: {', '.join(report.unexpected[:3]) or 'none'} ({len(report.unexpected)} in all). "
             "Are the weights for this variant?"
         )
+
+
+def trained_backbone(path: str | Path) -> dict[str, Any] | None:
+    """Return the spec, with its type, of the backbone whose weights a pretraining run has written; None for others.
+
+    Args:
+        path: the run's folder, or a file in it.
+    """
+    path = (Path(path) if isdir(path) else Path(path).parent) / BACKBONE_WEIGHTS
+    if not isfile(path):
+        return None
+    try:
+        constructor, arguments = BACKBONES.resolve(json.loads(read_checkpoint(path)["config"])["model"]["backbone"])
+    except (KeyError, TypeError, ValueError):
+        return None  # a file of this name from elsewhere
+    return {"type": getattr(constructor, "__name__", "backbone"), **arguments}
+
+
+def _describe(backbone: Mapping[str, Any] | nn.Module) -> str:
+    """Return "ResNet(depth=18)" for a spec, and "ResNet with 11.2 M parameters" for a module."""
+    if isinstance(backbone, nn.Module):
+        count = sum(parameter.numel() for parameter in backbone.parameters())
+        return f"{type(backbone).__name__} with {count / 1e6:.1f} M parameters"
+    arguments = (f"{key}={value!r}" for key, value in backbone.items() if key not in ("type", "pretrained"))
+    return f"{backbone['type']}({', '.join(arguments)})"

@@ -1,19 +1,21 @@
-"""Where the pretrained weights that a backbone names come from: a file, a URL, the hub, timm."""
+"""Where the pretrained weights that a backbone names come from: a file, a run, a URL, the hub, timm."""
 
 from collections.abc import Mapping
-from os.path import isfile
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.registry import nearest
 from vitkit.weights.download import fetch_file
 from vitkit.weights.hub import fetch_repository, is_hub_name
+from vitkit.weights.names import backbone_weights
 from vitkit.weights.transformers_folder import is_transformers_folder
 
-_RANDOM_INSTEAD = "or start from random weights (model.backbone.pretrained=False)."
+RANDOM_INSTEAD = ", or start from random weights (model.backbone.pretrained=False)"
+"""The last remedy in errors about missing weights."""
 
 
 def find_source(source: str) -> Path | Mapping[str, Any]:
@@ -30,15 +32,20 @@ def find_source(source: str) -> Path | Mapping[str, Any]:
             return fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
         except CheckpointError as error:
             raise CheckpointError(
-                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
-                f"{_RANDOM_INSTEAD}"
+                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE)"
+                f"{RANDOM_INSTEAD}."
             ) from error
     if is_hub_name(source):
         return fetch_repository(source)
+    if isdir(source) and not is_transformers_folder(Path(source)):
+        try:
+            return backbone_weights(Path(source))
+        except ConfigError as error:
+            raise CheckpointError(f"pretrained: {error}") from error
     if not isfile(source) and not is_transformers_folder(Path(source)):
         raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
-            f"name of timm's weights ('timm/NAME'), {_RANDOM_INSTEAD}"
+            f"pretrained: no file {source!r}. Give a file of weights, the folder of a pretraining run, a URL "
+            f"('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME'){RANDOM_INSTEAD}."
         )
     return Path(source)
 
@@ -56,5 +63,5 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
     except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
         raise CheckpointError(
             f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
-            f"(model.backbone.pretrained=FILE), {_RANDOM_INSTEAD}"
+            f"(model.backbone.pretrained=FILE){RANDOM_INSTEAD}."
         ) from error

@@ -23,6 +23,62 @@ def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
+def test_goal_is_read_off_between_the_measured_points(tmp_path, monkeypatch):
+    (tmp_path / "few.py").write_text(
+        """'Labels.'
+def ablation():
+    starts, counts = ("random", "pretrained", "other", "missing"), (10, 20, 40, 80)
+    return dict(
+        base="b", metrics=["AP"], arms={f"{s}, {n}": {} for s in starts for n in counts},
+        curves={s: {n: f"{s}, {n}" for n in counts} for s in starts}, x_label="photos", goal=("random", 80),
+    )
+"""
+    )
+    ablation = sets.read_set(tmp_path / "few.py")
+    run = dict(epochs=1, steps=1, processor_minutes=2.0, versions={}, threads=1, device="cpu")
+
+    def runs(start, points, **record):
+        return [
+            run
+            | record
+            | dict(arm=f"{start}, {n}", seed=seed, evaluations=[dict(epoch=1, metrics=dict(AP=value))])
+            | dict(command=shlex.join(pages.train_command(ablation, f"{start}, {n}", ())))
+            for n, values in points.items()
+            for seed, value in enumerate(values)
+        ]
+
+    rows = runs("random", {10: [0.1], 40: [0.25], 80: [0.3, 0.4, 0.5]})
+    rows += runs("pretrained", {10: [0.2], 20: [0.3], 80: [0.5, 0.6]}, pretraining_minutes=60.0)
+    page = pages.table(ablation, tmp_path / "few.py", [*rows, *runs("other", {20: [0.4]})])
+    assert "Goal: the AP of random at 80 photos: 0.400." in page
+    assert "| photos | random | pretrained | other | missing |\n| --- | ---: | ---: | ---: | ---: |\n" in page
+    assert "| 20 | not run | 0.300 | 0.400 | not run |" in page
+    # Student's t of two degrees of freedom is 4.303, of one 12.706.
+    assert "| 80 | 0.400 (0.152 to 0.648) | 0.550 (-0.085 to 1.185) | not run | not run |" in page
+    assert "| processor minutes | 2.0 | 2.0 | 2.0 |  |\n| with pretraining | 2.0 | 62.0 | 2.0 |  |" in page
+    # Two fifths of the way from 20 to 80 on a logarithmic axis, as 0.4 is on that from 0.3 to 0.55.
+    assert f"| reaches the goal at | 80 | {20 * 4**0.4:.0f} | ≤ 20 | not run |" in page
+    assert "| pretrained, 10 | 0 | 1 | 1 | 2.0 | 60.0 | 0.200 |" in page
+    assert "| difference to random, 80, over seeds | AP |\n| --- | ---: |\n| pretrained, 80 | +0.150 (" in page
+    without_goal = pages.table(ablation, tmp_path / "few.py", rows[:2])
+    assert "at 80 photos: not run." in without_goal and "reaches the goal" not in without_goal
+    worse = pages.table(ablation, tmp_path / "few.py", [*rows[:5], *runs("other", {10: [0.1], 20: [0.2]})])
+    assert "| reaches the goal at | 80 | not run | > 20 | not run |" in worse
+
+    figures = []
+    monkeypatch.setattr(
+        "vitkit.apps.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure)
+    )
+    pages.plot(ablation, rows, tmp_path / "few.png")
+    assert any(list(line.get_ydata()) == [0.4, 0.4] for line in figures[0].axes[0].get_lines())
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["random", "pretrained"]
+
+    text = (tmp_path / "few.py").read_text()
+    (tmp_path / "few.py").write_text(text.replace('("random", 80)', '("random", 5)'))
+    with pytest.raises(ConfigError, match=r"few\.py: goal=\('random', 5\): expected the name of one of the curves"):
+        sets.read_set(tmp_path / "few.py")
+
+
 def test_seeds_with_other_numbers_of_evaluations_are_averaged_from_the_last_one():
     def row(seed, *values):
         points = [dict(epoch=4 - len(values) + i, metrics={"AP": value}) for i, value in enumerate(values, 1)]

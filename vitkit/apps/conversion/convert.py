@@ -16,7 +16,7 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.devices import Precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.output import write_text
-from vitkit.model_zoo.converters import write_names
+from vitkit.model_zoo.converters import Written, write_names
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint
 from vitkit.weights.hub import PREPROCESSOR
@@ -95,16 +95,17 @@ def convert(
         about = dict(name=name, license=license, library="transformers", usage=_usage(out), measured=measured)
         write_text(card, make_card(loaded, config, weights, **about))
         return Converted(out, names, len(state), loaded.report, card)
-    state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else write_names(loaded.model, to)
-    state = _in_precision(state, precision)
-    kept = _keep_entries(loaded, config, weights) if to == "vitkit" else {}
+    is_ours = to == "vitkit"
+    written = Written(loaded.model.state_dict(), "vitkit") if is_ours else write_names(loaded.model, to)
+    written = written._replace(state=_in_precision(written.state, precision))
+    kept = _keep_entries(loaded, config, weights) if is_ours else {}
     if out.suffix == ".safetensors":
-        write_safetensors(out, state, kept)
+        write_safetensors(out, written.state, kept)
     elif to == "transformers":  # whose files contain only weights
-        save_checkpoint(out, state)
+        save_checkpoint(out, written.state)
     else:
-        save_checkpoint(out, {"model": state, **kept})
-    return Converted(out, names, len(state), loaded.report)
+        save_checkpoint(out, {**written.nested(), **kept})
+    return Converted(out, written.format, len(written.state), loaded.report)
 
 
 def _usage(folder: Path) -> str:

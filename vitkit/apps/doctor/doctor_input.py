@@ -15,7 +15,7 @@ from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.text.prompts import PromptStep
 from vitkit.devices import resolve_precision
-from vitkit.engine.build import build_model, check_prompts, use_tokenizer
+from vitkit.engine.build import add_teacher, build_model, check_prompts, use_tokenizer
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
 from vitkit.registry import MODELS, parameters_of
@@ -108,6 +108,7 @@ class Case:
             model = build_model(
                 self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
             )
+            add_teacher(model, classes)
         except VitkitError as error:
             return None, [Issue("model", "fail", str(error))]
         try:

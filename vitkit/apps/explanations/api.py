@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone
+from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone, of_trained_backbone
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
 from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
 from vitkit.apps.explanations.explain_options import Draw, Explanation, Request, check_points
 from vitkit.apps.explanations.images import Point, attention_layers, decoder_layers, encoder_layers, samples_points
 from vitkit.apps.explanations.prompts import explain_prompt
+from vitkit.apps.explanations.reconstruction import explain_reconstruction
 from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
 from vitkit.apps.inference.inputs import ImageLike
@@ -25,6 +26,7 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.io.output import make_new_folder
+from vitkit.models.mae import MAE
 from vitkit.protocols import child
 from vitkit.visualization.curves import plot_distances
 
@@ -39,8 +41,8 @@ class ImageFigures(NamedTuple):
 
 
 def _has_queries_or_encoder(model: nn.Module) -> bool:
-    # The blocks of a classifier's ViT are drawn as those of a backbone.
-    if {"class_scores", "text"} & set(model.returns):
+    # The blocks of a classifier's ViT, or of one that learns without labels, are drawn as those of a backbone.
+    if {"class_scores", "text", "features"} & set(model.returns):
         return False
     return bool(decoder_layers(model) or encoder_layers(model))
 
@@ -64,6 +66,7 @@ IMAGE_FIGURES = (
     ImageFigures(
         lambda model: bool(attention_layers(model).prompt), explain_prompt, frozenset({"queries", "threshold"})
     ),
+    ImageFigures(lambda model: isinstance(model, MAE), explain_reconstruction, frozenset()),
     ImageFigures(
         lambda model: has_located_attention(model) and not _writes_text(model), explain_backbone, frozenset({"points"})
     ),
@@ -306,7 +309,7 @@ def explain_image(
 
 def explain_distances(predictors: Mapping[str, Predictor], paths: Sequence[Path], result: Explanation) -> None:
     """Draw the mean attention distances of each layer's heads over images, for one or two models."""
-    distances = {name: mean_distances(predictor, paths) for name, predictor in predictors.items()}
+    distances = {name: mean_distances(of_trained_backbone(part), paths) for name, part in predictors.items()}
     as_arrays = {name: {layer: heads.numpy() for layer, heads in layers.items()} for name, layers in distances.items()}
     plot_distances(as_arrays, result.file("attention_distance.png"), num_images=len(paths))
     for name, layers in distances.items():

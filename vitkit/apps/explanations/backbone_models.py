@@ -1,5 +1,7 @@
-"""Backbones by name, with weights that need not have a classifier's head, as models whose attention is drawn."""
+"""Backbones by name, with weights that need not have a classifier's head, and those that learned without labels, as
+models whose attention is drawn."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.classifier import Classifier
+from vitkit.models.pretraining import PretrainingModel
 from vitkit.protocols import backbone_fact
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
@@ -150,3 +153,14 @@ def load_backbone(
         report=report,
         channels=None if backbone.in_channels == 3 else backbone.in_channels,
     )
+
+
+def of_trained_backbone(predictor: Predictor) -> Predictor:
+    """Return a predictor without the parts that a model which learns without labels has for training only; that of any
+    other model is returned as it is."""
+    if not isinstance(predictor.model, PretrainingModel):
+        return predictor
+    predictor = copy.copy(predictor)
+    # Only for its attention: what it returns in place of logits are maps.
+    predictor.model = Classifier(predictor.model.trained_backbone).eval()
+    return predictor

@@ -15,6 +15,7 @@ from vitkit.apps.explanations.attention_locations import (
     locate_attention,
     spread,
 )
+from vitkit.apps.explanations.backbone_models import of_trained_backbone
 from vitkit.apps.explanations.drawing import NUM_ARROWS
 from vitkit.apps.explanations.explain_options import Explanation, Request, prepare_image_to_draw
 from vitkit.apps.explanations.images import Point, attention_layers
@@ -48,6 +49,7 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     Raises:
         DataError: the weights of a single layer of a ViT would take more than `MAX_BYTES`.
     """
+    predictor = of_trained_backbone(predictor)
     inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
     height, width = inputs["images"].shape[-2:]
     if (needed := estimate_layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
@@ -112,6 +114,7 @@ def has_located_attention(model: nn.Module) -> bool:
 
 def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
     """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
+    predictor = of_trained_backbone(predictor)
     layers = backbone_attention(predictor, image)
     model, shown = predictor.model, prepare_image_to_draw(predictor, image)
     has_class_token = image_fact(model, "has_class_token")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import check_channels, decode_channels, read_channels
-from vitkit.io.folders import data_files, image_files
+from vitkit.io.folders import data_files, find_paths_like, image_files
 from vitkit.io.image_files import FORMATS, MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
 from vitkit.io.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.text_format import unique_names
@@ -135,18 +135,6 @@ def _images_named(source: str, channels: int | None) -> Inputs:
         return Inputs([(source, path)], "one")
     files = find_paths_like(source, folders=False)
     return Inputs([(str(path), path) for path in files], "many", leaves_out_broken=True)
-
-
-def find_paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
-    """Return the files that match a pattern, and the folders if these are wanted, sorted.
-
-    Raises:
-        DataError: there are none.
-    """
-    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if folders or isfile(name)]
-    if not paths:
-        raise DataError(f"'{pattern}': no such file or folder, and no file matches it as a pattern.")
-    return paths
 
 
 Named = list[tuple[Path, str]]

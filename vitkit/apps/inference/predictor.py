@@ -103,7 +103,8 @@ class Predictor:
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
         self._has_said_size = False
         self.device = next(model.parameters()).device
-        if not isinstance(model, DenseModel | GenerativeModel):
+        self._predicts = isinstance(model, DenseModel | GenerativeModel)
+        if not self._predicts and "features" not in model.returns:
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
         require_base("model", type(model), Model)
         self.thresholds = thresholds or ScoreThresholds(model.score_threshold)
@@ -243,6 +244,11 @@ class Predictor:
             DataError: see `__call__`.
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
+        if not self._predicts:
+            raise ConfigError(
+                f"{type(self.model).__name__} predicts nothing in images: it trains a backbone for other models. Train "
+                "one of these with model.backbone.pretrained and the run's folder."
+            )
         if text is None and text_threshold is not None:
             raise ConfigError("text_threshold: is for the words of a caption. Give one, text='a dog chases the ball'.")
         if workers < 0:

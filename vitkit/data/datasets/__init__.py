@@ -12,5 +12,6 @@ from vitkit.data.datasets import (  # noqa: F401
     mnist,
     panoptic,
     semantic,
+    unlabelled_images,
     video,
 )

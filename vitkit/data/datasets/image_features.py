@@ -1,4 +1,4 @@
-"""Image features computed once, so that a captioner trains without its backbone."""
+"""Image features computed once, so that a captioner trains without its backbone, or a student without its teacher."""
 
 import json
 import reprlib
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,11 +19,15 @@ from vitkit.io.json_files import read_json
 _REMEDY = "Leave `features` out of this dataset: data.cache_features=FOLDER computes them before training."
 
 
+@runtime_checkable
 class FeatureSource(Protocol):
     """A dataset whose image features can be stored."""
 
     image_ids: Sequence[Any]
     transforms_key: str
+    """Identifies the transforms."""
+    features: "FeatureFile | None"
+    """The stored features, which its samples then have."""
 
     def images_key(self) -> str:
         """Return a string that identifies the images and their order."""
@@ -64,11 +68,11 @@ class FeatureFile:
             )
         self._shape, self._checksums = description.get("shape"), description.get("checksums")
         self.weights_key: int = description["weights_key"]
-        """Identifies the network that computed the features; a captioner compares it with its own key."""
+        """Identifies the network that computed the features; a model compares it with its own key."""
 
     @cached_property
     def array(self) -> np.ndarray:
-        """Return the features, (N, C, h, w) float32, memory-mapped; a DataError if the file is not what was written."""
+        """Return the features, (N, ...) float32, memory-mapped; a DataError if the file is not what was written."""
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
             stored = f"{array.dtype} {list(array.shape)}"
@@ -104,7 +108,7 @@ def write_features(
 
     Args:
         path: path of NAME.npy; earlier features stay until these are complete.
-        maps: the features in the order of the images, (B, C, h, w) float32 each.
+        maps: the features in the order of the images, (B, ...) float32 each.
         weights_key: see `FeatureFile`.
     Returns:
         the content of NAME.json.

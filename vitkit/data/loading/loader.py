@@ -39,6 +39,8 @@ logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
 _MAX_ATTEMPTS = 10
 _MAX_AUTO_WORKERS = 16
+CHOICE = ("fraction", "fraction_seed")
+"""Keys of any dataset's spec that choose what is trained on."""
 Split = Literal["train", "val", "test"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -51,7 +53,8 @@ class DataSettings:
     train: Spec | None = None
     """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in the spec of a dataset of
     images or text, only that fraction of the images or lines is trained on: the same ones in every run, and a smaller
-    fraction is always a subset of a larger one. A text's vocabulary is made from these lines only."""
+    fraction is always a subset of a larger one. A text's vocabulary is made from these lines only. With
+    `fraction_seed`, another choice for each seed, which keeps the proportions of the classes, see `choose_fraction`."""
     val: Spec | None = None
     """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
@@ -85,6 +88,9 @@ class DataSettings:
     classes occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
     repeat_threshold: float = 0.001
     """For "repeat_factor": the fraction of images below which a class is rare."""
+    repeated_augmentation: int = 1
+    """How often each image of a training batch is in it, with other random transforms (Hoffer et al. 2019,
+    https://arxiv.org/abs/1901.09335); DeiT has 3. An epoch keeps its number of batches, so its images are fewer."""
     squares: SquareOptions | None = None
     """Squash the images of each training batch to a square of one size: a dict with the `sizes` to draw from, and for
     the last epochs `until_epoch` and `final_size` (see vitkit.data.loading.batch_augmentation). None: images keep the
@@ -103,14 +109,16 @@ class DataSettings:
     """Prompts for a text-prompted detector, made of the classes of any dataset with boxes, or of the phrases that its
     samples have: a dict with `negatives`, `max_tokens` and `phrases` (see vitkit.data.text.prompts). None: without."""
     cache_features: str | None = None
-    """For captioners with a frozen backbone: a folder for the backbone's features of all images, which are computed
-    before training starts unless they are there, and read in place of the images. None: they are computed from the
-    images in every step."""
+    """For captioners with a frozen backbone, and for feature distillation: a folder for the features of all images,
+    of the backbone or the teacher, which are computed before training starts unless they are there. A captioner reads
+    them in place of the images. Transforms must not be random. None: they are computed from the images in every
+    step."""
 
     def __post_init__(self) -> None:
         if self.num_workers == "auto":
             self.num_workers = _workers_per_rank()
         minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
+        minima["repeated_augmentation"] = 1
         if self.channels is not None:
             minima["channels"] = 1
         for name, minimum in minima.items():
@@ -120,6 +128,8 @@ class DataSettings:
             raise ConfigError(f"data.repeat_threshold: got {self.repeat_threshold}; expected above 0, at most 1.")
         if self.sampler is not None and self.tokens_per_gpu is not None:
             raise ConfigError("data.sampler: only images have one; leave it out with data.tokens_per_gpu.")
+        if self.repeated_augmentation > 1 and self.tokens_per_gpu is not None:
+            raise ConfigError("data.repeated_augmentation: only images have it; leave it out with data.tokens_per_gpu.")
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
         if self.tokens_per_gpu is not None and self.squares is not None:
@@ -143,7 +153,7 @@ class DataSettings:
             raise ConfigError(f"{key}: the config has none. {remedy}")
         spec = self._spec(split)
         if split == "train" and isinstance(spec, Mapping):
-            spec = {name: value for name, value in spec.items() if name not in ("fraction", "transforms")}
+            spec = {name: value for name, value in spec.items() if name not in (*CHOICE, "transforms")}
             spec = self._with_transforms_of_val(spec, key)
         dataset = self._build(spec, key)
         classes = (trained or {}).get("classes")
@@ -175,15 +185,17 @@ class DataSettings:
     def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
         spec, key = self._spec(split), f"data.{split}"
-        fraction = _fraction(spec)
+        fraction, seed = (spec.get(name) if isinstance(spec, Mapping) else None for name in CHOICE)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
+        if seed is not None and (fraction is None or seed < 0):
+            raise ConfigError(f"{key}.fraction_seed: got {seed}; expected at least 0, and {key}.fraction beside it.")
         dataset = self._build(spec, key)
         if fraction is not None:
             if isinstance(dataset, BaseImageDataset):
-                dataset.chosen_indices = choose_fraction(len(dataset), fraction)
+                dataset.chosen_indices = choose_fraction(len(dataset), fraction, seed, dataset.image_classes())
             elif isinstance(dataset, TextDataset):
-                dataset.choose(choose_fraction(len(dataset.sides[0]), fraction))
+                dataset.choose(choose_fraction(len(dataset.sides[0]), fraction, seed))
             else:
                 raise ConfigError(
                     f"{key}.fraction: only images, videos and text have one, not {type(dataset).__name__}."
@@ -244,7 +256,7 @@ class DataSettings:
         if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
             groups = (aspect_ratios >= 1).astype(np.int64)
         blocks = dataset.image_blocks() if isinstance(dataset, BaseImageDataset) else None
-        images = {"groups": groups, "weights": weights, "blocks": blocks}
+        images = {"groups": groups, "weights": weights, "blocks": blocks, "repeats": self.repeated_augmentation}
         steps = {"seed": seed, "batches_per_step": batches_per_step, **ranks}
         augment = None if self.squares is None else BatchAugmentation(self.squares, self.mixup, **steps)
         batches = TrainBatches(len(dataset), batch_size=self.images_per_gpu, **images, **steps)
@@ -286,7 +298,7 @@ def build_dataset(
     """Build a dataset.
 
     Args:
-        spec: spec of a registered dataset. Its `fraction`, if any, is for `DataSettings.dataset`.
+        spec: spec of a registered dataset. Its `fraction` and `fraction_seed`, if any, are for `DataSettings.dataset`.
         root: replaces `{root}` in the spec's strings; if it is a pack, the folder that stands for it does.
         key: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
@@ -296,7 +308,7 @@ def build_dataset(
         if isinstance(spec, Mapping):
             # A spec without {root} does not need what it stands for.
             spec = _with_root(spec, mount(root) if "{root}" in str(spec) else root)
-            spec.pop("fraction", None)
+            spec = {name: value for name, value in spec.items() if name not in CHOICE}
         dataset = DATASETS.build(spec)
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
@@ -324,13 +336,32 @@ def _workers_per_rank() -> int:
     return min(max(1, cores // ranks - 1), _MAX_AUTO_WORKERS)
 
 
-def _fraction(spec: Spec | None) -> float | None:
-    return spec.get("fraction") if isinstance(spec, Mapping) else None
+def choose_fraction(
+    count: int, fraction: float, seed: int | None = None, image_classes: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
+    """Choose a fraction of so many images or lines, at least one: their indices, ascending.
 
+    With one seed, a smaller fraction is a subset of a larger one.
 
-def choose_fraction(count: int, fraction: float) -> np.ndarray:
-    """Choose a fraction of so many images or lines, at least one: their indices, ascending."""
-    return np.sort(np.random.default_rng(0).permutation(count)[: max(1, round(fraction * count))])
+    Args:
+        seed: of the choice; with one, it is stratified: of the images that show the same set of classes, about the same
+            fraction is chosen. None: always the same choice, which is not stratified.
+        image_classes: of the images, see `Dataset`; None: they are not stratified.
+    """
+    size = max(1, round(fraction * count))
+    if seed is None:
+        return np.sort(np.random.default_rng(0).permutation(count)[:size])
+    classes_of = [[] for _ in range(count)]
+    for image, label in zip(*(column.tolist() for column in image_classes or ())):
+        classes_of[image].append(label)
+    strata: dict[tuple[int, ...], list[int]] = {}
+    for image, labels in enumerate(classes_of):
+        strata.setdefault(tuple(sorted(labels)), []).append(image)
+    random, ranks = np.random.default_rng(seed), np.empty(count)
+    for members in strata.values():
+        # Evenly spaced in 0..1, so that any beginning of the order has the strata in proportion.
+        ranks[random.permutation(members)] = (np.arange(len(members)) + random.random()) / len(members)
+    return np.sort(np.argsort(ranks, kind="stable")[:size])
 
 
 class BatchLoader:

@@ -34,6 +34,7 @@ class TrainBatches:
         groups: (num_images,) int group of each image; a batch holds images of one group only. None: all are one group.
         weights: (num_images,) average number of times that each image occurs in an epoch. None: once.
         blocks: (num_images,) int64 number of the block of a pack that holds each image; None: images are files.
+        repeats: how often an epoch's images occur in it, in a row; it is as long as without, with fewer images.
         batches_per_step: of each rank; an epoch then consists of complete steps, and what a step trains on is the same
             for any number of ranks with the same `world_size * batches_per_step`.
         rank, world_size: those of this process.
@@ -48,12 +49,14 @@ class TrainBatches:
         groups: np.ndarray | None = None,
         weights: np.ndarray | None = None,
         blocks: np.ndarray | None = None,
+        repeats: int = 1,
         batches_per_step: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ):
         self.batch_size = batch_size
         self.seed = seed
+        self.repeats = repeats
         self.batches_per_step = batches_per_step
         self.groups = np.zeros(num_images, np.int64) if groups is None else groups
         self.weights = weights
@@ -97,6 +100,7 @@ class TrainBatches:
                 members = draw(members, self.weights[members], size, random)
             # Stable: within a window, the order stays the random one.
             members = members[np.argsort(windows[members], kind="stable")]
+            members = np.repeat(members, self.repeats)[: len(members)]
             num_batches = -(-len(members) // self.batch_size)
             # np.resize repeats from the start.
             batches.append(np.resize(members, (num_batches, self.batch_size)))

@@ -9,10 +9,20 @@ from vitkit.engine.hooks.pausing import EndAfter
 from vitkit.engine.hooks.profile import StepProfile
 from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, FailedEvaluation, Interrupted, Signals
+from vitkit.engine.hooks.self_distillation import SelfDistillationSchedules
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
 
-__all__ = ["EndAfter", "Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "StepProfile", "default_hooks"]
+__all__ = [
+    "EndAfter",
+    "Hook",
+    "Interrupted",
+    "MaskAnnealing",
+    "ScheduledSampling",
+    "SelfDistillationSchedules",
+    "StepProfile",
+    "default_hooks",
+]
 
 
 def default_hooks(settings: TrainSettings, added: Sequence[Hook] = ()) -> list[Hook]:

@@ -12,14 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
+from vitkit.apps.starter.ablations.goal import Curves, goal_of, goal_table
 from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of, train_command
 from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.io.output import write_text
 from vitkit.visualization.canvas import save_figure
 
 _SHOWN = ("vitkit", "torch", "torchvision")
-Curves = dict[str, dict[float, list[float]]]
-"""Name of a curve -> x -> the metric with each seed."""
 
 
 def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -> None:
@@ -31,7 +30,11 @@ def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -
 def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
     """Return the markdown page of a set: the last evaluation of each arm, mean and standard deviation over seeds."""
     lines = [f"# {path.stem}", "", summary_of(path), ""]
-    columns = ["arm", "seeds", "epochs", "steps", "processor minutes", *ablation.metrics]
+    if ablation.goal:
+        lines[-1:] = [*goal_table(ablation, collect_last_values(ablation, rows), rows), ""]
+    pretrained = any("pretraining_minutes" in row for row in rows)
+    columns = ["arm", "seeds", "epochs", "steps", "processor minutes", *["of pretraining"] * pretrained]
+    columns += ablation.metrics
     lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     any_earlier = False
     for arm in ablation.arms:
@@ -45,6 +48,8 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         # With a time instead of epochs, seeds may differ in these.
         cells += [", ".join(map(str, sorted({row[key] for row in runs}))) for key in ("epochs", "steps")]
         cells.append(f"{statistics.mean(row['processor_minutes'] for row in runs):.1f}")
+        if pretrained:
+            cells.append(f"{statistics.mean(row.get('pretraining_minutes', 0.0) for row in runs):.1f}")
         for metric in ablation.metrics:
             cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
         lines.append("| " + " | ".join(cells) + " |")
@@ -69,7 +74,8 @@ def _is_earlier(ablation: Ablation, row: Row) -> bool:
 
 
 def _differences(ablation: Ablation, rows: Sequence[Row]) -> list[str]:
-    """Return a table of the differences to the first arm over seeds; nothing if no two arms have several."""
+    """Return a table of the differences to the first arm, or to the goal's, over seeds; nothing if no two arms have
+    several."""
     values = {
         arm: [[row["evaluations"][-1]["metrics"].get(m) for m in ablation.metrics] for row in rows if row["arm"] == arm]
         for arm in ablation.arms
@@ -77,7 +83,10 @@ def _differences(ablation: Ablation, rows: Sequence[Row]) -> list[str]:
     several = [arm for arm, runs in values.items() if len(runs) > 1]
     if len(several) < 2:
         return []
-    first, *others = several
+    first = ablation.curves[ablation.goal[0]][ablation.goal[1]] if ablation.goal else several[0]
+    if first not in several:
+        return []
+    others = [arm for arm in several if arm != first]
     columns = [f"difference to {first}, over seeds", *ablation.metrics]
     lines = ["", "| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(ablation.metrics)]
     for arm in others:
@@ -110,6 +119,8 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, points) in enumerate(curves.items()):
+        if not points:
+            continue  # keeps its color until it is run
         style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])
         law = laws.get(name)
         if law is None or isinstance(law, str) or not law.falls:
@@ -123,6 +134,9 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
         axes.yaxis.set_minor_formatter("{x:g}")
     else:
         axes.set_ylim(bottom=0)
+    goal = goal_of(ablation, curves)
+    if goal is not None:
+        axes.axhline(goal, color="0.5", linewidth=1, linestyle=":")
     if ablation.curves:
         ticks = sorted({x for points in curves.values() for x in points})
         axes.set_xscale("log")

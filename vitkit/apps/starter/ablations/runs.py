@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ def run_all(
         rows, command = all_rows(out, name), train_command(ablation, arm, overrides)
         done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
         if done is not None:
-            if done["command"].rsplit(" ", 3)[0] != shlex.join(command):  # without epochs, eval_every and seed
+            # Without epochs, eval_every and seed.
+            if done["command"].rsplit(" ", 3 + len(ablation.seeded))[0] != shlex.join(command):
                 print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
             continue
         if budget is not None and time.monotonic() - start > 60 * budget:
@@ -126,7 +127,9 @@ def run_arm(
         epochs = epochs_of(ablation.minutes, command, folder.with_name(f"{folder.name}-timing"), device)
     epochs = epochs or load_config(command[2], command[3:])["train"]["epochs"]
     eval_every = max(1, round(epochs / ablation.evaluations))
-    command = [*command, f"train.epochs={epochs}", f"train.eval_every={eval_every}", f"train.seed={seed}"]
+    pretraining = pretraining_minutes(load_config(command[2], command[3:]))
+    command = [*command, *(f"{key}={seed}" for key in ablation.seeded)]
+    command += [f"train.epochs={epochs}", f"train.eval_every={eval_every}", f"train.seed={seed}"]
     if not resumes:
         shutil.rmtree(folder, ignore_errors=True)
     where = ["vitkit", "train", "--resume", str(folder)] if resumes else [*command, "--run-dir", str(folder)]
@@ -138,12 +141,21 @@ def run_arm(
         steps=train[-1]["step"],
         minutes=train[-1]["minutes"],
         processor_minutes=train[-1]["processor_minutes"],
+        **({} if pretraining is None else {"pretraining_minutes": pretraining}),
         evaluations=[{key: value for key, value in record.items() if key != "kind"} for record in evaluations],
         command=shlex.join(command),
         versions=start["versions"],
         device=start["device"]["name"],
         threads=start["device"]["threads"],
     )
+
+
+def pretraining_minutes(config: Mapping[str, Any]) -> float | None:
+    """Return the processor minutes of the run that the backbone's weights come from; None: they are of no run."""
+    backbone = config["model"].get("backbone")
+    weights = backbone.get("pretrained") if isinstance(backbone, Mapping) else None
+    log = Path(weights) / LOG_NAME if isinstance(weights, str) else None
+    return read_log(log)[0][-1]["processor_minutes"] if log is not None and log.is_file() else None
 
 
 def epochs_of(minutes: float, command: list[str], folder: Path, device: str) -> int:

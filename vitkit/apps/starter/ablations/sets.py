@@ -13,7 +13,7 @@ from vitkit.registry import nearest
 
 Row = dict[str, Any]
 """The record of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions,
-device, threads."""
+device, threads; and pretraining_minutes, of processor time, if the backbone's weights come from another run."""
 
 
 @dataclass
@@ -36,6 +36,10 @@ class Ablation:
     """The plot's curves, each x -> arm, on a logarithmic axis; None: a curve for each arm, over its training."""
     x_label: str = ""
     """What x is in `curves`."""
+    goal: tuple[str, float] | None = None
+    """(curve, x): the point that the other curves are compared with; the table has the x at which each reaches it."""
+    seeded: Sequence[str] = ()
+    """Keys of the config that have the run's seed as value, in addition to train.seed."""
     power_law: bool = False
     """Whether a power law a x^-b is fitted to the first metric of each of the `curves`."""
 
@@ -76,6 +80,8 @@ def read_set(path: Path) -> Ablation:
         raise ConfigError(f"{path}: expected a function ablation() that returns {_KEYS} ({error}).") from error
     if ablation.power_law and not ablation.curves:
         raise ConfigError(f"{path}: power_law is fitted to curves; give curves=dict(name={{x: arm, …}}).")
+    if ablation.goal and (ablation.curves or {}).get(ablation.goal[0], {}).get(ablation.goal[1]) is None:
+        raise ConfigError(f"{path}: goal={ablation.goal!r}: expected the name of one of the curves, and an x of it.")
     return ablation
 
 
@@ -113,6 +119,7 @@ def check_arms(ablation: Ablation, arms: Sequence[str], overrides: Sequence[str]
 
     for arm in arms:
         base, *changes = train_command(ablation, arm, overrides)[2:]
+        changes += [f"{key}=0" for key in ablation.seeded]
         try:
             load_config(base, changes)
         except ConfigError as error:

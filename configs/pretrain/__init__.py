@@ -1,0 +1,1 @@
+"""Backbones that learn from images without labels."""

@@ -1,0 +1,268 @@
+"""DEIMv2 (Huang et al. 2025, https://arxiv.org/abs/2509.20787): a lighter decoder whose edges of boxes are
+distributions."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.heads.dfine import (
+    MAX_FLOAT16,
+    DecodedLayer,
+    Gate,
+    LocationQuality,
+    boxes_of_corners,
+    map_projection,
+    refined_outputs,
+)
+from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
+from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
+from vitkit.nn.detection import box_head, boxes_around, class_head
+from vitkit.nn.layers import MLP, SwiGLU, init_xavier
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
+from vitkit.nn.query_selection import LocationSelection
+from vitkit.ops.box_distances import distance_bins
+from vitkit.registry import HEADS
+from vitkit.structures import FeatureInfo
+
+RMSNorm = partial(nn.RMSNorm, eps=1e-6)
+
+
+@HEADS.register
+class DEIMv2Head(QueryHead):
+    """DEIMv2's decoder and its predictions.
+
+    Its contrastive denoising is a set of training queries, see `BoxDenoising`.
+
+    Args:
+        feature_info: description of the neck's maps, fine to coarse.
+        num_classes: number of logits per query; there is none for "no object".
+        num_queries: number of boxes predicted per image.
+        num_points: locations per head and level that a query samples; a list: of each level.
+        d_model, num_heads, dropout: of all layers, see `vitkit.nn.transformer`.
+        d_ffn: width of the gate and the values of each feed-forward network together, an even number.
+        gate: whether a gate joins the cross-attention (`Gate`); False: a sum and a norm.
+        shared_box_head: whether all layers share the head of their distributions.
+        activation: of the heads, see `MLP`.
+        reg_max: number of bins of each edge's distribution minus one; even.
+        reg_scale, up: of the distances that bins stand for, see `distance_bins`.
+    Raises:
+        ConfigError: there are no queries or layers, or an argument is out of range.
+    """
+
+    query_outputs = ("pred_logits", "pred_boxes", "pred_corners", "initial_boxes", "reference_points")
+    reference = "boxes"
+    selects_boxes = True
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        num_classes: int,
+        *,
+        num_queries: int,
+        d_model: int = 256,
+        num_heads: int = 8,
+        num_points: int | Sequence[int] = 4,
+        d_ffn: int = 512,
+        dropout: float = 0.0,
+        gate: bool = True,
+        shared_box_head: bool = False,
+        activation: str = "silu",
+        num_decoder_layers: int = 4,
+        reg_max: int = 32,
+        reg_scale: float = 4.0,
+        up: float = 0.5,
+    ):
+        super().__init__()
+        if num_queries < 1 or num_decoder_layers < 1:
+            raise ConfigError(
+                f"DEIMv2Head: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
+            )
+        if d_ffn < 2 or d_ffn % 2:
+            raise ConfigError(f"DEIMv2Head: d_ffn={d_ffn}: expected an even number, half of it for the gate.")
+        self.d_model, self.num_queries, self.up = d_model, num_queries, up
+        self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in feature_info.values())
+        self.proposals = LocationSelection("DEIMv2", d_model, num_classes, activation=activation, projects=False)
+        layers = [
+            DEIMv2DecoderLayer(
+                d_model,
+                len(feature_info),
+                num_heads=num_heads,
+                num_points=num_points,
+                d_ffn=d_ffn,
+                dropout=dropout,
+                gate=gate,
+            )
+            for _ in range(num_decoder_layers)
+        ]
+        self.decoder = DEIMv2Decoder(
+            layers,
+            d_model,
+            distance_bins(reg_max, reg_scale, up),
+            reg_scale,
+            num_box_heads=1 if shared_box_head else num_decoder_layers,
+            activation=activation,
+        )
+        self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
+        self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)
+
+    def forward(
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query.
+
+        Args:
+            features: the neck's maps, (B, channels, h, w).
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
+            added: other queries, which precede the head's own in the outputs.
+        Returns:
+            see `refined_outputs`.
+        Raises:
+            DataError: the maps have fewer locations than there are queries.
+        """
+        maps = {name: project(features[name]) for name, project in zip(features, self.input_proj)}
+        levels = flatten_levels(maps, None, padding_mask)
+        selection, queries = self.proposals(levels.tokens, levels, self.num_queries)
+        if added is not None:
+            queries = added.join(queries, self)
+        decoded = self.decoder(queries, levels)
+        return refined_outputs(decoded, self.class_embed, self.quality_embed, self.decoder, selection)
+
+
+class DEIMv2Decoder(nn.Module):
+    """Decoder that refines the distributions of the boxes' edges, with the same positions of queries in all layers.
+
+    Args:
+        bins: (reg_max + 1,) distances that bins stand for.
+        reg_scale: number of a distance's units in the width or height of a box, see `boxes_at_distances`.
+        num_box_heads: number of heads of distributions; 1: all layers share it.
+    """
+
+    def __init__(
+        self,
+        layers: "list[DEIMv2DecoderLayer]",
+        d_model: int,
+        bins: Tensor,
+        reg_scale: float,
+        *,
+        num_box_heads: int,
+        activation: str,
+    ):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.bbox_embed = box_head(d_model, activation=activation)
+        self.corner_embed = nn.ModuleList(
+            box_head(d_model, num_outputs=4 * len(bins), activation=activation) for _ in range(num_box_heads)
+        )
+        self.query_pos_head = MLP((4, d_model, d_model, d_model), activation)
+        init_xavier(self.query_pos_head)
+        self.register_buffer("bins", bins, persistent=False)
+        self.reg_scale = float(reg_scale)
+
+    def forward(self, queries: Queries, levels: Levels) -> list[DecodedLayer]:
+        """Decode the queries with every layer, attending to the tokens of `levels`."""
+        x, references = queries.content, queries.references
+        positions = self.query_pos_head(references.to(x.dtype)).clamp(-10, 10)
+        decoded: list[DecodedLayer] = []
+        for i, layer in enumerate(self.layers):
+            previous = x
+            x = layer(
+                x,
+                levels.tokens,
+                positions=positions,
+                shapes=levels.shapes,
+                padding_mask=levels.padding_mask,
+                reference_points=in_padded_maps(references, levels.valid_ratios),
+                bias=queries.bias,
+            )
+            corner_embed = self.corner_embed[min(i, len(self.corner_embed) - 1)]
+            if decoded:
+                # The previous layer's states have no gradient from this layer's corners, but its corners do.
+                corners = corner_embed(x + previous.detach()) + decoded[-1].corners
+                initial_boxes = decoded[-1].initial_boxes
+            else:
+                corners = corner_embed(x)
+                initial_boxes = boxes_around(references, self.bbox_embed(x))
+            boxes = boxes_of_corners(corners, initial_boxes, self.bins, self.reg_scale)
+            decoded.append(DecodedLayer(x, references, initial_boxes, corners, boxes))
+            references = boxes.detach()
+        return decoded
+
+
+class DEIMv2DecoderLayer(nn.Module):
+    """Self-attention, deformable cross-attention and a gated feed-forward network, post-norm with RMS norms.
+
+    The cross-attention reads the memory as it is, without projections.
+
+    Args:
+        d_model, num_levels: channels, and number of maps. The other arguments are those of `DEIMv2Head`.
+    """
+
+    activation_checkpointing = False
+
+    def __init__(
+        self,
+        d_model: int,
+        num_levels: int,
+        *,
+        num_heads: int,
+        num_points: int | Sequence[int],
+        d_ffn: int,
+        dropout: float,
+        gate: bool,
+    ):
+        super().__init__()
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.norm1 = RMSNorm(d_model)
+        self.cross_attn = MultiScaleDeformableAttention(
+            d_model, num_heads, num_levels=num_levels, num_points=num_points, projections=False
+        )
+        if gate:
+            self.gateway = Gate(d_model, RMSNorm)
+        else:
+            self.norm2 = RMSNorm(d_model)
+        self.has_gate = gate
+        self.ffn = SwiGLU(d_model, d_ffn // 2)
+        init_xavier(self.ffn)
+        nn.init.zeros_(self.ffn.fc1.bias)
+        nn.init.zeros_(self.ffn.fc2.bias)
+        self.norm3 = RMSNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        positions: Tensor,
+        reference_points: Tensor,
+        shapes: Sequence[tuple[int, int]],
+        padding_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Apply self-attention, cross-attention to the memory, and the feed-forward network.
+
+        Args:
+            x: (B, L, d_model).
+            memory: (B, S, d_model).
+            positions: (B, L, d_model).
+            reference_points: (B, L, levels, 4), see `in_padded_maps`.
+            padding_mask: (B, S) bool, padding of the memory, True = padding.
+            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
+        """
+        qk = x + positions
+        x = self.norm1(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
+        attended = self.cross_attn(
+            x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
+        )
+        attended = self.dropout(attended)
+        x = self.gateway(x, attended) if self.has_gate else self.norm2(x + attended)
+        # An infinite sum in float16 would be nan after the norm.
+        return self.norm3((x + self.dropout(self.ffn(x))).clamp(-MAX_FLOAT16, MAX_FLOAT16))

@@ -1,0 +1,65 @@
+"""A frozen network that a model learns from and that is no part of it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.models.base import ModelOnBackbone
+from vitkit.registry import Spec
+from vitkit.structures import Batch
+
+
+class FrozenNetwork:
+    """Holds a network in evaluation mode without gradients; a module that has this has no submodule by it.
+
+    So the network is in no state dict, optimizer, moving average or synchronization of the module.
+    """
+
+    def __init__(self, network: nn.Module):
+        self.network = network.eval().requires_grad_(False)
+        self.key: int | None = None
+        """A fingerprint of the weights, once it was needed."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenNetwork":
+        """Return the same network, which copies of a model share, such as the average of its weights."""
+        return self
+
+
+class TaughtModel(ModelOnBackbone):
+    """Base of models that learn from a frozen network: a run loads its weights anew each time it is started or resumed.
+
+    Only training needs the network: a trained model is evaluated and exported without it.
+    """
+
+    teacher: Spec | None = None
+    """The teacher as the config names it; None if the constructor was given a module."""
+    frozen_teacher: FrozenNetwork | None = None
+    """The teacher with its weights; None before `take_teacher`, as always outside of training runs."""
+
+    def set_teacher(self, teacher: Spec | nn.Module) -> None:
+        """Take a module, or keep the spec for the run; to be called last in the constructor."""
+        if isinstance(teacher, nn.Module):
+            self.take_teacher(teacher)
+        else:
+            self.teacher = teacher
+
+    def build_teacher(self, backbone: Spec) -> nn.Module:
+        """See `vitkit.protocols.LearnsFromTeacher`."""
+        raise NotImplementedError
+
+    def take_teacher(self, network: nn.Module) -> None:
+        """Learn from this network from now on; it is frozen."""
+        self.frozen_teacher = FrozenNetwork(network)
+
+    def measure_teacher(self, batches: Iterable[Batch]) -> None:
+        """See `vitkit.protocols.LearnsFromTeacher`; nothing is measured by default."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TaughtModel":
+        """Move the teacher to the same device as the model."""
+        super()._apply(fn, recurse)
+        if self.frozen_teacher is not None:
+            with torch.no_grad():
+                self.frozen_teacher.network._apply(fn)
+        return self
