@@ -7,7 +7,7 @@ import random
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import lru_cache
@@ -36,6 +36,8 @@ LAST_NAME, BEST_NAME = "last.pth", "best.pth"
 CONFIG_NAME = "config.json"
 STEP_NAME = "step_{:08d}.pth"
 _STEP_PATTERN = "step_*.pth"
+_WEIGHTS = {"model", "ema"}
+"""The parts that are weights, or their average."""
 _UNFIT_STATE_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """The errors that objects raise when given the state of another kind of object."""
 
@@ -84,6 +86,8 @@ class RunCheckpoints:
     """The criterion's meters; every rank has its own sums."""
     saved_with: Mapping[str, Any]
     """Plain values to store in every checkpoint."""
+    left_out: Collection[str] = ()
+    """Entries of the weights, and of their average, that are not saved: training does not change them."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Plain values that evaluations change; resuming restores them."""
     keep: int
@@ -117,6 +121,8 @@ class RunCheckpoints:
             return
         model = self.parts["model"]
         weights = _num_bytes([*model.parameters(), *model.buffers()])
+        if self.left_out:
+            weights -= _num_bytes(value for name, value in model.state_dict().items() if name in self.left_out)
         # The first checkpoint is smaller than the later ones, as the optimizer has no state yet.
         state = optimizer_state_bytes(self.parts["optimizer"])
         full = weights + state + (weights if "ema" in self.parts else 0)
@@ -223,6 +229,8 @@ class RunCheckpoints:
         All ranks must call it."""
         model = self.parts["model"]
         state = {name: state_of(part, model, full=full) for name, part in parts.items()}
+        for name in _WEIGHTS & state.keys() if self.left_out else ():
+            state[name] = {key: value for key, value in state[name].items() if key not in self.left_out}
         if full:
             return state
         return write_shards(broadcast_object(_free_folder(self.run_dir, step) if is_main() else None), state)
@@ -288,10 +296,19 @@ class RunCheckpoints:
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
         # A sharded model's optimizer has no state before its first step.
-        in_shards = "shards" in state and (name in ("model", "ema") or (name == "optimizer" and "state" in stored))
+        in_shards = "shards" in state and (name in _WEIGHTS or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
+        if name in _WEIGHTS:
+            stored = self.complete(stored)
         load_state(part, stored, model, full=not in_shards)
+
+    def complete(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return saved weights with those that are left out, which the model has."""
+        if not self.left_out:
+            return weights
+        own = self.parts["model"].state_dict()
+        return {**weights, **{name: own[name] for name in self.left_out}}
 
     def _load_per_rank(self, path: Path, state: Mapping[str, Any], same_for_any_ranks: bool) -> None:
         if not state["rng"] or not isinstance(state["rng"], list):
