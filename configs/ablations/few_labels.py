@@ -10,29 +10,20 @@ ResNet-18's as in configs/bccd/dino_imagenet.py. The ResNet-50 is another networ
 patches of 8 pixels, and so a map at stride 8. With 20 photos there is also a run from random weights whose training
 takes about an hour longer: what the minutes of pretraining are worth if they are spent on training instead.
 
-Weights, where the command is started: runs/pretrained/resnet50.pth, Keras's (see configs/parts/resnet.py), and the
-folders of the runs of `vitkit pretrain` on the 205 photos, runs/pretrained/distilled, self_distilled and mae. An arm
-without its weights fails and is written as "not run"; the same command runs it once they are there.
+The starts are runs/pretrained/resnet50.pth and the folders that configs/bccd/pretraining.py writes beside it, below the
+folder where the command is started. An arm without its weights fails and is written as "not run"; the same command runs
+it once they are there.
 
 Run:  vitkit ablate few_labels data.root=DIR --seeds 0 1 2
 Here: see model_zoo/ablations/few_labels.md.
 """
 
 from vitkit.configs.bccd.dino_r18 import config as dino_r18
-from vitkit.configs.parts.resnet import resnet50_for_transfer
+from vitkit.configs.bccd.pretraining import RESNET18, RESNET50, VIT, WEIGHTS
 
 PHOTOS = 205
 # Labeled photos -> epochs of as many steps.
 EPOCHS = {10: 206, 20: 103, 50: 41, 100: 21, PHOTOS: 10}
-WEIGHTS = "runs/pretrained"
-R18 = dict(type="ResNet", depth=18, norm="bn", out_features=["res3", "res4"], pretrained=False)
-R50 = resnet50_for_transfer(norm="frozen_bn", out_features=["res3", "res4"], frozen_stages=1)
-R50.update(
-    pretrained=f"{WEIGHTS}/resnet50.pth", stride_in_1x1=True, pixel_mean=[0.48502, 0.45796, 0.40760],
-)  # fmt: skip
-VIT = dict(
-    type="ViT", patch_size=8, d_model=192, depth=6, num_heads=3, image_size=128, positions="sincos", pretrained=False
-)
 
 
 def start(backbone, weights=None, **optimizer):
@@ -41,10 +32,10 @@ def start(backbone, weights=None, **optimizer):
 
 
 STARTS = {
-    "random ResNet-18": start(R18),
-    "ImageNet ResNet-50": start(R50, backbone_lr=1e-4),
-    "distilled ResNet-18": start(R18, "distilled", backbone_lr=2e-4),
-    "self-distilled ResNet-18": start(R18, "self_distilled", backbone_lr=2e-4),
+    "random ResNet-18": start(RESNET18),
+    "ImageNet ResNet-50": start(RESNET50 | dict(out_features=["res3", "res4"], frozen_stages=1), backbone_lr=1e-4),
+    "distilled ResNet-18": start(RESNET18, "distilled", backbone_lr=2e-4),
+    "self-distilled ResNet-18": start(RESNET18, "self_distilled", backbone_lr=2e-4),
     "random ViT": start(VIT),
     "MAE's ViT": start(VIT, "mae", backbone_lr=2e-4),
 }
