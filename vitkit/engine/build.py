@@ -330,7 +330,7 @@ def load_initial_weights(
 ) -> None:
     """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
     backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
-    backbone = child(model, "backbone")
+    backbone: Any = child(model, "backbone")
     with first_rank_first():
         if init and backbone is not None and not hasattr(model, "trained_backbone") and trained_backbone(init):
             load_backbone(backbone, str(Path(init).parent))

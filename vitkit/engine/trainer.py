@@ -47,7 +47,7 @@ from vitkit.engine.run_folder import (
     writing_into,
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
-from vitkit.engine.step import Decision, Step, seed_everything, train_step
+from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
@@ -348,6 +348,7 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
             meter.reset()
     run.model.train()
     run.criterion.train()
+    set_epoch(run.criterion, epoch)
     run.guard.watch()
     for hook in run.hooks:
         hook.before_epoch(run)
