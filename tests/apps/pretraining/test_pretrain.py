@@ -161,7 +161,13 @@ def test_wrong_options_are_errors(photos, capsys):
     ("teacher", "message"),
     [("vit_tiny_patch16", "teacher"), ("resnet18=nowhere.pth", "nowhere.pth"), ("runs/nothing", "runs/nothing")],
 )
-def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_nothing(photos, teacher, message):
+def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_nothing(
+    photos, monkeypatch, teacher, message
+):
+    def unreachable(url, *, checksum):
+        raise CheckpointError("cannot download it (no route).")
+
+    monkeypatch.setattr("vitkit.weights.pretrained.fetch_file", unreachable)
     with pytest.raises((ConfigError, CheckpointError), match=message):
         pretrain(photos, teacher=teacher, device="cpu", overrides=["data.num_workers=0"])
     assert not any(Path("runs/pretrain").iterdir())

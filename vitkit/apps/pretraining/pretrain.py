@@ -273,10 +273,10 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     plan.write(folder)
     try:
         check_training(load_config(folder / CONFIG), torch.device(device))
-    except VitkitError:  # such as a teacher without weights
+    except VitkitError as error:  # such as a teacher without weights
         for name in (PLAN, CONFIG, IMAGES, SHOWN):
             (folder / name).unlink(missing_ok=True)
-        raise
+        raise type(error)(str(error).replace("model.teacher.pretrained=FILE", "--teacher NAME=FILE")) from error
     return plan
 
 
