@@ -159,7 +159,11 @@ def test_wrong_options_are_errors(photos, capsys):
 
 @pytest.mark.parametrize(
     ("teacher", "message"),
-    [("vit_tiny_patch16", "teacher"), ("resnet18=nowhere.pth", "nowhere.pth"), ("runs/nothing", "runs/nothing")],
+    [
+        ("vit_tiny_patch16", "no route.*teacher NAME=FILE"),
+        ("resnet18=nowhere.pth", "nowhere.pth"),
+        ("runs/nothing", "runs/nothing"),
+    ],
 )
 def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_nothing(
     photos, monkeypatch, teacher, message
@@ -167,7 +171,7 @@ def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_n
     def unreachable(url, *, checksum):
         raise CheckpointError("cannot download it (no route).")
 
-    monkeypatch.setattr("vitkit.weights.pretrained.fetch_file", unreachable)
+    monkeypatch.setattr("vitkit.weights.sources.fetch_file", unreachable)
     with pytest.raises((ConfigError, CheckpointError), match=message):
         pretrain(photos, teacher=teacher, device="cpu", overrides=["data.num_workers=0"])
     assert not any(Path("runs/pretrain").iterdir())
