@@ -68,7 +68,7 @@ FIELDS = {
     name
     for kind in (Detections, InstanceDetections, SemanticPrediction, PanopticPrediction, PhraseDetections)
     for name in kind.__annotations__
-} | {"class_scores", "text", "masked_tokens"}
+} | {"class_scores", "features", "text", "masked_tokens"}
 
 
 def test_every_model_says_what_it_takes_and_returns():

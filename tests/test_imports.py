@@ -33,6 +33,7 @@ APPS = (
     ("explanations", "deployment", "conversion", "analysis"),
     ("doctor", "training"),
     ("starter",),
+    ("pretraining",),
 )
 MODELS = {"kernels", "nn", "backbones", "necks", "matchers", "losses", "training_queries", "heads", "models", "seq2seq"}
 """The folders of models, which know neither data nor runs, and which data and runs do not know."""

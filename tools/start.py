@@ -13,6 +13,7 @@ Examples:
     vitkit start images masks --task semantic
     vitkit start photos labels.json --zero-shot grounding_dino_swin_tiny    # a baseline without training
     vitkit start flowers --task classification model.backbone.pretrained=resnet50.pth
+    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain    # of vitkit pretrain
     vitkit start photos labels.json data.channels=4        # 16 bits, or other channels than RGB
 
 ImageNet weights of Keras or Caffe, whose blocks have their stride in the first convolution, also need

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitkit.apps.explanations.api import explain
     from vitkit.apps.explanations.explain_options import Explanation
     from vitkit.apps.inference.load import load
+    from vitkit.apps.pretraining.pretrain import pretrain
     from vitkit.apps.starter.start import start
     from vitkit.apps.training.api import test, train
     from vitkit.apps.training.comparing import compare
@@ -70,6 +71,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "load": "apps.inference",
     "load_config": "config",
     "load_weights": "weights",
+    "pretrain": "apps.pretraining.pretrain",
     "start": "apps.starter.start",
     "test": "apps.training.api",
     "train": "apps.training.api",

@@ -276,6 +276,19 @@ class FixedDetections(Protocol):
 
 
 @runtime_checkable
+class Reconstructs(Protocol):
+    """A model that learns by reconstructing patches of images that it does not see."""
+
+    mask_ratio: float
+    """Fraction of the patches that are removed."""
+    norm_pix: bool
+    """Whether it predicts each patch relative to the patch's own mean and standard deviation."""
+
+    def reconstruct(self, images: Tensor, *, noise: Tensor | None = None) -> Any:
+        """Return what it makes of images, `vitkit.models.mae.Reconstruction`."""
+
+
+@runtime_checkable
 class GenerativeModel(Protocol):
     """A model that makes its predictions step by step, such as text."""
 
@@ -338,6 +351,8 @@ class Criterion(nn.Module):
     `training_only`."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
+    epoch: int = 0
+    """The epoch of the training, counted from 0; a run sets it."""
     step_share: Tensor | None = None
     """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
 

@@ -26,25 +26,48 @@ def dfine_data(strong_until, size=640, size_repeats=None, images_per_gpu=4, data
     return _with_squares(data or coco_detection(images_per_gpu), transforms, size, size_repeats, strong_until)
 
 
-def deim_data(mosaic_from, mosaic_until, strong_until, size=640, size_repeats=None, images_per_gpu=4, data=None):
+def deim_data(
+    mosaic_from,
+    mosaic_until,
+    strong_until,
+    size=640,
+    size_repeats=None,
+    images_per_gpu=4,
+    data=None,
+    mosaic=0.5,
+    mixup=0.5,
+    copy_blend=0.0,
+    copy_blend_until=None,
+    min_box_side=1.0,
+):
     """DEIM's data section: no augmentation, then with mosaics and mixup, then without those, then none again.
 
     Args:
         mosaic_from, mosaic_until: the epochs at which mosaics and mixup start and stop.
         strong_until, size_repeats, data: see `dfine_data`.
+        mosaic, mixup: their probabilities.
+        copy_blend, copy_blend_until: DEIMv2's CopyBlend: its probability, and the epoch at which it stops.
+        min_box_side: boxes that augmentation makes smaller than this, in pixels, are dropped.
     """
-    strong = _composed(COLORS, *ZOOM_AND_CROP)
-    mosaic = dict(
-        type="GridMosaic", probability=0.5, tile=size // 2, rotation=10.0, translation=0.1, scale=[0.5, 1.5],
-        transforms=_composed(COLORS), otherwise=strong,
+    strong = _composed(COLORS, *ZOOM_AND_CROP, min_box_side=min_box_side)
+    mosaics = dict(
+        type="GridMosaic", probability=mosaic, tile=size // 2, rotation=10.0, translation=0.1, scale=[0.5, 1.5],
+        transforms=_composed(COLORS, min_box_side=min_box_side), otherwise=strong,
     )  # fmt: skip
+    plain = _composed(min_box_side=min_box_side)
     transforms = dict(
         type="TransformsByEpoch",
-        transforms=[_composed(), mosaic, strong, _composed()],
+        transforms=[plain, mosaics, strong, plain],
         until_epochs=[mosaic_from, mosaic_until, strong_until],
     )
     data = _with_squares(data or coco_detection(images_per_gpu), transforms, size, size_repeats, strong_until)
-    data["mixup"] = dict(probability=0.5, share=[0.45, 0.55], from_epoch=mosaic_from, until_epoch=mosaic_until)
+    if mixup:
+        data["mixup"] = dict(probability=mixup, share=[0.45, 0.55], from_epoch=mosaic_from, until_epoch=mosaic_until)
+    if copy_blend:
+        data["copy_blend"] = dict(
+            probability=copy_blend, num_objects=3, min_area=100.0, share=[0.45, 0.55], margin=[0.1, 0.25],
+            from_epoch=mosaic_from, until_epoch=copy_blend_until,
+        )  # fmt: skip
     return data
 
 
@@ -77,9 +100,9 @@ def square_sizes(size, repeats):
     return [*range(least, size, 32), *[size] * repeats, *range(greatest, size, -32)]
 
 
-def _composed(*transforms):
+def _composed(*transforms, min_box_side=1.0):
     flip = dict(type="HorizontalFlip", p=0.5)
-    return dict(type="ComposedTransforms", min_visible=0.0, min_box_side=1.0, transforms=[*transforms, flip])
+    return dict(type="ComposedTransforms", min_visible=0.0, min_box_side=min_box_side, transforms=[*transforms, flip])
 
 
 def _with_squares(data, transforms, size, size_repeats, strong_until):

@@ -22,14 +22,14 @@ VARIANTS = {
         dict(**_LONG, epochs=800, warmup_epochs=30, norm_last_layer=False), "77.0 top-1 linear, 74.5 k-NN"
     ),
     "dino_vit_s8_in1k": (
-        dict(**_LONG, backbone="vit_small_patch8", epochs=800, warmup_epochs=30, norm_last_layer=False),
+        dict(**_LONG, backbone="vit_small_patch8_dino", epochs=800, warmup_epochs=30, norm_last_layer=False),
         "79.7 top-1 linear, 78.3 k-NN",
     ),
     "dino_vit_b16_in1k": (
-        dict(**_LONG, backbone="vit_base_patch16", epochs=400, warmup_epochs=50), "78.2 top-1 linear, 76.1 k-NN"
+        dict(**_LONG, backbone="vit_base_patch16_dino", epochs=400, warmup_epochs=50), "78.2 top-1 linear, 76.1 k-NN"
     ),
     "dino_vit_b8_in1k": (
-        dict(**_LONG, backbone="vit_base_patch8", epochs=300, warmup_epochs=50), "80.1 top-1 linear, 77.4 k-NN"
+        dict(**_LONG, backbone="vit_base_patch8_dino", epochs=300, warmup_epochs=50), "80.1 top-1 linear, 77.4 k-NN"
     ),
     "dino_r50_in1k": (dict(**_RESNET, epochs=800), "75.3 top-1 linear, 67.5 k-NN"),
     "dino_vit_s16_in1k_100ep": (dict(), "74.0 top-1 linear, 69.3 k-NN"),
@@ -37,13 +37,13 @@ VARIANTS = {
         dict(epochs=300, teacher_temperature=0.07, warmup_epochs=30, norm_last_layer=False, images_per_step=1024),
         "76.0 top-1 linear, 73.3 k-NN",
     ),
-    "dino_r50_in1k_100ep": (_RESNET, "a log without figures"),
+    "dino_r50_in1k_100ep": (_RESNET, "none published, except for a log of the loss"),
 }  # fmt: skip
 """Name -> arguments of `config`, and what is published."""
 
 
 def config(
-    backbone: str = "vit_small_patch16",
+    backbone: str = "vit_small_patch16_dino",
     data: str | None = None,
     size: int = 224,
     small_size: int = 96,

@@ -3,6 +3,9 @@ No download, minutes on a CPU.
 
 Run:  python tools/train.py configs/quickstart/mae.py
       vitkit explain runs/mae --image image.png     # the image, what the model saw of it, and what it made of the rest
+Here: loss 0.518 on 1000 images for seed 42, where 1 is that of patches without a pattern; 4 processor minutes of an AMD
+      EPYC, one thread. Reconstructions continue colors, grounds and edges. Frozen features say little about the shape
+      after so short a training: knn/top1 0.176 for six classes.
 """
 
 

@@ -18,7 +18,7 @@ from vitkit.model_zoo.converters.rt_detr import (
 )
 
 
-def _settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
+def settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
     """Return the rules of the entries that follow from the settings: scales of distances and points, and anchors.
 
     Args:
@@ -50,25 +50,36 @@ def _settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
     ]
 
 
-def _refuse_deployed(state: State, model: nn.Module) -> State:
+def refuse_deployed(state: State, model: nn.Module) -> State:
     """Raise CheckpointError for weights that the original converted for inference, which drops entries."""
     if any(key.endswith("conv_bn_fused.weight") for key in state):
         raise CheckpointError(
-            "the weights are D-FINE's after convert_to_deploy(), with batch norms folded into convolutions and without "
-            "the class heads of all decoder layers but the last: use the file that they were converted from."
+            "the weights are the original's after convert_to_deploy(), with batch norms folded into convolutions and "
+            "without the class heads of all decoder layers but the last: use the file that they were converted from."
         )
     return state
 
 
-def _pair_with_norm(theirs: str, ours: str, conv: str = "conv.", norm: str = "norm.") -> list[tuple[str, str]]:
+def pair_with_norm(theirs: str, ours: str, conv: str = "conv.", norm: str = "norm.") -> list[tuple[str, str]]:
     """Return the names of a convolution and its batch norm."""
     return [(f"{theirs}{conv}", f"{ours}0."), (f"{theirs}{norm}", f"{ours}1.")]
 
 
-def _hgnet(stem: str, stages: str) -> Iterator[Rule]:
+def hgnet(stem: str, stages: str) -> Iterator[Rule]:
     """Yield the rules of the parts of HGNetv2 that timm names in another way in a model of features."""
     yield Rename(f"^{stem}", "^backbone.net.stem.")
     yield Rename(f"^{stages}{{i}}.", "^backbone.net.stages_{i}.")
+
+
+def library_hgnet(prefix: str) -> Iterator[Rule]:
+    """Yield the rules of the library's HGNetV2, whose names begin with a prefix."""
+    yield from hgnet(f"{prefix}embedder.", f"{prefix}encoder.stages.")
+    block = "stages_{i}.blocks.{j}."
+    modules = [f"stem.{name}." for name in ("stem1", "stem2a", "stem2b", "stem3", "stem4")]
+    modules += ["stages_{i}.downsample.", f"{block}aggregation.{{k}}.", f"{block}layers.{{k}}."]
+    modules += [f"{block}layers.{{k}}.conv{m}." for m in (1, 2)]
+    for module in (f"backbone.net.{module}" for module in modules):
+        yield from below(module, module, [("convolution.", "conv."), ("normalization.", "bn.")])
 
 
 def _neck(theirs: str, downsample: str, cv: str, conv: str, csp: str) -> Iterator[Rule]:
@@ -80,32 +91,32 @@ def _neck(theirs: str, downsample: str, cv: str, conv: str, csp: str) -> Iterato
         cv, conv, csp: templates of their names by the number {k} of a convolution, and by the number {k} of the branch
             that ends with a convolution after a CSP block.
     """
-    yield from below(f"{theirs}lateral_convs.{{i}}.", "neck.lateral_convs.{i}.", _pair_with_norm("", ""))
-    pairs = [pair for k in (1, 2) for pair in _pair_with_norm(f"{downsample}{cv.format(k=k)}", f"cv{k}.")]
+    yield from below(f"{theirs}lateral_convs.{{i}}.", "neck.lateral_convs.{i}.", pair_with_norm("", ""))
+    pairs = [pair for k in (1, 2) for pair in pair_with_norm(f"{downsample}{cv.format(k=k)}", f"cv{k}.")]
     yield from below(f"{theirs}downsample_convs.{{i}}.", "neck.downsample_convs.{i}.", pairs)
     for name in ("fpn_blocks", "pan_blocks"):
-        pairs = [pair for k in (1, 4) for pair in _pair_with_norm(cv.format(k=k), f"cv{k}.")]
+        pairs = [pair for k in (1, 4) for pair in pair_with_norm(cv.format(k=k), f"cv{k}.")]
         for k in (2, 3):
-            pairs += _pair_with_norm(conv.format(k=k), f"cv{k}.conv.")
+            pairs += pair_with_norm(conv.format(k=k), f"cv{k}.conv.")
             block = csp.format(k=k, before=k - 1)
             for part in ("conv1.", "conv2."):
-                pairs += _pair_with_norm(f"{block}{part}", f"cv{k}.csp.{part}")
-                pairs += _pair_with_norm(f"{block}bottlenecks.{{j}}.{part}", f"cv{k}.csp.blocks.{{j}}.{part}")
+                pairs += pair_with_norm(f"{block}{part}", f"cv{k}.csp.{part}")
+                pairs += pair_with_norm(f"{block}bottlenecks.{{j}}.{part}", f"cv{k}.csp.blocks.{{j}}.{part}")
         yield from below(f"{theirs}{name}.{{i}}.", f"neck.{name}.{{i}}.", pairs)
 
 
 def _official() -> Iterator[Rule]:
-    yield Custom(_refuse_deployed)
-    yield from _settings(("decoder.", "decoder.decoder."), "cross_attn")
+    yield Custom(refuse_deployed)
+    yield from settings(("decoder.", "decoder.decoder."), "cross_attn")
     yield Custom(writing=write_anchors)
-    yield from _hgnet("backbone.stem.", "backbone.stages.")
+    yield from hgnet("backbone.stem.", "backbone.stages.")
     yield Rename("^encoder.encoder.0.layers.0.", "^neck.encoder.")
     yield from below("neck.encoder.", "neck.encoder.", TORCH_FEED_FORWARD)
-    yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", _pair_with_norm("", ""))
+    yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", pair_with_norm("", ""))
     yield from _neck("encoder.", downsample="0.", cv="cv{k}.", conv="cv{k}.1.", csp="cv{k}.0.")
     yield Rename("^decoder.decoder.layers.", "^head.decoder.layers.")
     yield from below("head.decoder.layers.{i}.", "head.decoder.layers.{i}.", TORCH_FEED_FORWARD)
-    yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", _pair_with_norm("", ""))
+    yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", pair_with_norm("", ""))
     yield from below(
         "decoder.",
         "",
@@ -121,17 +132,11 @@ def _official() -> Iterator[Rule]:
 
 
 def _library() -> Iterator[Rule]:
-    yield from _settings(("model.decoder.",), "encoder_attn")
+    yield from settings(("model.decoder.",), "encoder_attn")
     # Second names of the decoder's heads.
     yield Alias("^class_embed.", "^model.decoder.class_embed.")
     yield Alias("^bbox_embed.", "^model.decoder.bbox_embed.")
-    yield from _hgnet("model.backbone.model.embedder.", "model.backbone.model.encoder.stages.")
-    block = "stages_{i}.blocks.{j}."
-    modules = [f"stem.{name}." for name in ("stem1", "stem2a", "stem2b", "stem3", "stem4")]
-    modules += ["stages_{i}.downsample.", f"{block}aggregation.{{k}}.", f"{block}layers.{{k}}."]
-    modules += [f"{block}layers.{{k}}.conv{m}." for m in (1, 2)]
-    for module in (f"backbone.net.{module}" for module in modules):
-        yield from below(module, module, [("convolution.", "conv."), ("normalization.", "bn.")])
+    yield from library_hgnet("model.backbone.model.")
     yield from library_neck_encoder()
     yield Rename("^model.encoder_input_proj.", "^neck.input_proj.")
     yield from _neck("model.encoder.", downsample="", cv="conv{k}.", conv="conv{k}.", csp="csp_rep{before}.")

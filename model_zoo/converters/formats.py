@@ -2,6 +2,7 @@
 
 from vitkit.model_zoo.converters import (
     deformable_detr,
+    deimv2,
     detr,
     dfine,
     eomt,
@@ -19,7 +20,7 @@ from vitkit.model_zoo.converters import (
     vit,
 )
 
-_MODELS = (grounding_dino, detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt, self_distillation)
+_MODELS = (grounding_dino, detr, deformable_detr, rt_detr, deimv2, dfine, rf_detr, maskformer, eomt, self_distillation)
 _BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq, language_models)
 
 TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.TRANSFORMERS]

@@ -18,7 +18,6 @@ from vitkit.model_zoo.converters.resnet import library_resnet, official_resnet_v
 _EVALUATED_SIZE = 640
 """Height and width of the images for which the originals store anchors."""
 
-
 LIBRARY_DECODER = (
     ("decoder_input_proj.", "head.input_proj."),
     ("enc_output.0.", "head.proposals.enc_output."),
@@ -59,11 +58,11 @@ def point_scales(prefix: str, name: str) -> Custom:
     return Custom(read, write)
 
 
-def write_anchors(state: State, model: nn.Module) -> State:
+def write_anchors(state: State, model: nn.Module, size: int = _EVALUATED_SIZE) -> State:
     """Add the logits of the anchors at the evaluated size, which the originals have as buffers."""
     levels = []
     for level, info in enumerate(model.get_submodule("neck").feature_info.values()):
-        side = _EVALUATED_SIZE // info.stride
+        side = size // info.stride
         centers = (torch.arange(side) + 0.5) / side
         points = torch.cartesian_prod(centers, centers).flip(-1)  # row by row, as (x, y)
         levels.append(torch.cat([points, torch.full_like(points, 0.05 * 2**level)], dim=-1))

@@ -12,6 +12,8 @@ NUM_CLASSES = {"detr": 91, "deformable": 91, "in1k": 1000, "k400": 400}
 
 def num_classes_of(name):
     parts = name.split("_")
+    if parts[0] in ("dino", "mae"):  # learns without labels, or has no published classifier
+        return None
     return None if "/" in name or "panoptic" in parts else NUM_CLASSES.get(parts[0]) or NUM_CLASSES.get(parts[-1])
 
 

@@ -1,5 +1,7 @@
 """The recipe of real-time detectors: which augmentation is active in which epoch, and the published sizes."""
 
+import re
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.data.transforms.grid_mosaic import GridMosaic
 from vitkit.engine.optimizers import parameter_groups
+from vitkit.model_zoo.converters.deimv2 import OFFICIAL
 from vitkit.registry import TRANSFORMS
 
 
@@ -186,3 +189,69 @@ def test_sizes_of_rf_detr_are_those_of_the_original(name, settings, sizes):
     assert cfg["data"]["val"]["transforms"]["size"] == [settings[0]] * 2
     assert cfg["data"]["squares"]["sizes"] == list(sizes)
     assert model["backbone"]["num_windows"] == (1 if name == "rf_detr_seg_n_coco" else 2)
+
+
+DEIMV2_RATES = {
+    "atto": [(r"^(?=.*backbone)(?!.*norm|bn).*$", 0.5, 1), (r"^(?=.*(?:encoder|decoder))(?=.*(?:norm|bn)).*$", 1, 0)],
+    "n": [(r"^(?=.*backbone)(?!.*norm|bn).*$", 0.5, 1), (r"^(?=.*(?:encoder|decoder))(?=.*(?:norm|bn|bias)).*$", 1, 0)],
+    "s": [
+        (r"^(?=.*.dinov3)(?!.*(?:norm|bn|bias)).*$", 0.05, 1),
+        (r"^(?=.*.dinov3)(?=.*(?:norm|bn|bias)).*$", 0.05, 0),
+        (r"^(?=.*(?:sta|encoder|decoder))(?=.*(?:norm|bn|bias)).*$", 1, 0),
+    ],
+}
+"""The originals' patterns of names, with factors on rate and decay."""
+DEIMV2_DIFFERENCES = {
+    "atto": [f"encoder.down_sample{i}.2.{leaf}" for i in (1, 2) for leaf in ("weight", "bias")],
+    "n": [],
+    "s": [f"backbone.norms.{i}.bias" for i in range(3)],
+}
+"""What decays in the originals, whose patterns do not find these norms, and not here."""
+
+
+@pytest.mark.parametrize("size", DEIMV2_RATES)
+def test_rates_and_decays_of_deimv2_are_those_of_the_originals(size):
+    cfg = load_config(f"deimv2_{size}_coco")
+    ours = rates_and_decays(cfg)
+    lr, decay = cfg["optimizer"]["lr"], cfg["optimizer"]["weight_decay"]
+    with torch.device("meta"):
+        model = build_model(cfg["model"])
+    names = [name for name, _ in model.named_parameters()]
+    numbers = {name: torch.full(p.shape, float(i)) for i, (name, p) in enumerate(model.named_parameters())}
+    differ = []
+    for theirs, value in OFFICIAL[0].table.write(numbers, model).items():
+        if theirs.endswith((".up", "reg_scale", "points_scale", "anchors", "valid_mask", "periods")):
+            continue
+        rate, decays = next(((a, b) for pattern, a, b in DEIMV2_RATES[size] if re.search(pattern, theirs)), (1, 1))
+        if ours[names[int(value.flatten()[0])]] != (pytest.approx(lr * rate), decay * decays):
+            differ.append(theirs)
+    assert differ == DEIMV2_DIFFERENCES[size]
+
+
+@pytest.mark.parametrize("size", ["atto", "femto", "pico", "n", "s", "m", "l", "x"])
+def test_settings_of_deimv2_change_with_the_epochs_of_the_originals(size):
+    cfg = load_config(f"deimv2_{size}_coco")
+    data, train, late = cfg["data"], cfg["train"], cfg["criterion"]["matcher"]["late"]
+    is_lite = size in ("atto", "femto", "pico")
+    until, stop, epochs, changed = {
+        "n": (78, 148, 160, 136), "s": (64, 120, 132, 100), "m": (49, 90, 102, 80), "l": (34, 60, 68, 50),
+        "x": (29, 50, 58, 45),
+    }.get(size, (250, 400, 500, 450))  # fmt: skip
+    assert data["train"]["transforms"]["until_epochs"] == [4, until, stop]
+    assert (train["epochs"], train["restart_epoch"]) == (epochs, 468 if is_lite else stop)
+    assert late == dict(epoch=changed, power=4.0)
+    assert (data.get("mixup") is None) == (data.get("copy_blend") is None) == is_lite
+    if not is_lite:
+        assert (data["mixup"]["from_epoch"], data["mixup"]["until_epoch"]) == (4, until)
+        blend = data["copy_blend"]
+        assert (blend["from_epoch"], blend["until_epoch"]) == (4, until if size == "n" else stop)
+    side = dict(atto=320, femto=416).get(size, 640)
+    mosaic = data["train"]["transforms"]["transforms"][1]
+    assert (mosaic["tile"], mosaic["probability"]) == (side // 2, 0.3 if size == "atto" else 0.5)
+    smallest = dict(atto=12, femto=10, pico=8).get(size, 1)
+    assert mosaic["otherwise"]["min_box_side"] == smallest
+    repeats = dict(s=20, m=6, l=3, x=3).get(size)
+    assert data["squares"]["sizes"].count(side) == (repeats or 1)
+    assert (len(data["squares"]["sizes"]) > 1) == (repeats is not None)
+    assert train["reference_batch_size"] == (128 if is_lite else 32)
+    assert cfg["criterion"].get("union", True) != is_lite

@@ -74,6 +74,17 @@ def test_gray_cmyk_deep_tiny_and_animated_images_are_read_as_rgb(tmp_path, caplo
     assert int(images["ink.jpg"].min()) == 255
 
 
+def test_images_occur_in_an_epoch_as_often_as_asked(photos):
+    source = dict(type="UnlabelledImages", source=str(photos), transforms=CROP, repeats=4)
+    settings = DataSettings(train=source, images_per_gpu=2, num_workers=0)
+    dataset = settings.dataset("train")
+    batches = list(settings.train_loader(dataset, seed=0))
+    names = [target["image_id"] for batch in batches for target in batch.targets]
+    assert len(batches) == 6 and {name: names.count(name) for name in names} == dict.fromkeys(dataset.image_ids, 4)
+    with pytest.raises(ConfigError, match="repeats=0: expected at least 1"):
+        UnlabelledImages(photos, repeats=0)
+
+
 def test_unreadable_files_are_left_to_the_loader(photos, caplog):
     (photos / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     source = dict(type="UnlabelledImages", source=str(photos), transforms=CROP)

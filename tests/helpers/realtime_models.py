@@ -1,6 +1,7 @@
-"""RF-DETR and D-FINE in the sizes of the published models, or smaller."""
+"""RF-DETR, D-FINE and DEIMv2 in the sizes of the published models, or smaller."""
 
 from vitkit import build_model
+from vitkit.configs.deimv2 import deimv2_model
 from vitkit.configs.dfine import dfine_model
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 
@@ -23,5 +24,11 @@ def rf_detr(*, resolution, layers, queries=300, windows=2, patch=16, groups=13, 
 def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **changes):
     spec = dfine_model(size, activation, freezes=size in ("l", "x")) | changes
     # Float images are normalized by ImageNet's statistics.
+    backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
+    return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))
+
+
+def deimv2(size, *, num_classes=80, num_queries=300, **changes):
+    spec = deimv2_model(size) | changes
     backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
     return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 
 from vitkit.kernels import linear as kernels
 from vitkit.kernels import use_kernels
-from vitkit.kernels.linear import linear
-from vitkit.nn.layers import Linear
+from vitkit.kernels.linear import gelu_linear, linear
+from vitkit.nn.layers import Linear, TokenMLP
 
 
 @pytest.fixture
@@ -100,3 +100,42 @@ def test_operands_of_backward_products_have_contiguous_rows(by_onednn, monkeypat
     upstream, _ = torch.randn(300, 128).chunk(2, dim=-1)
     linear(x, weight).backward(upstream)
     assert len(gaps) == 3 and not any(any(pair) for pair in gaps)
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (2, 300, 512)])  # the second is large enough for oneDNN
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gelu_and_its_gradients_stay_equal_though_activations_are_not_stored(shape, with_bias):
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape), torch.randn(96, shape[-1]), torch.randn(96)][: 2 + with_bias]
+    upstream, results, stored = torch.randn(*shape[:-1], 96), [], []
+    for function in (gelu_linear, lambda x, *weights: linear(F.gelu(x), *weights)):
+        leaves, saved = [tensor.clone().requires_grad_() for tensor in inputs], {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: saved.update({t.data_ptr(): t.numel()}) or t, lambda t: t
+        ):
+            output = function(*leaves)
+        stored.append(sum(saved.values()))
+        results.append([output, *torch.autograd.grad(output, leaves, upstream)])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert stored[1] - stored[0] == inputs[0].numel()
+
+
+def test_gelu_in_bfloat16_equals_autocasts():
+    torch.manual_seed(0)
+    x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = gelu_linear(x, weight), F.linear(F.gelu(x.bfloat16()), weight)
+    assert torch.equal(*outputs) and outputs[0].dtype == torch.bfloat16
+    gradients = [torch.autograd.grad(output.float().sum(), (x, weight)) for output in outputs]
+    assert all(gradient.dtype == torch.float32 for gradient in gradients[0])
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)
+
+
+def test_a_replaced_or_watched_layer_of_an_mlp_is_called():
+    mlp, x, calls = TokenMLP(4, 8), torch.randn(2, 4), []
+    expected = mlp(x)
+    handle = mlp.fc2.register_forward_hook(lambda *_: calls.append("hook"))
+    assert torch.equal(mlp(x), expected) and calls == ["hook"]
+    handle.remove()
+    mlp.fc2 = torch.nn.Linear(8, 4)
+    assert torch.equal(mlp(x), mlp.fc2(F.gelu(mlp.fc1(x))))

@@ -63,6 +63,7 @@ CRITERION_SPECS = [
     ),
     dict(type="PerPixelCriterion"),
     dict(type="ClassificationLoss", label_smoothing=0.2),
+    dict(type="FeatureDistillationLoss", location_weight=0.9, image_weight=0.7),
     dict(type="SequenceLoss", label_smoothing=0.2),
     dict(type="CaptionLoss", label_smoothing=0.2, doubly_stochastic=0.5, reinforce=0.4, entropy=0.3),
 ]

@@ -52,7 +52,7 @@ def test_files_converted_for_deployment_are_refused():
     dropped = ("decoder.decoder.lqe_layers.0.", "decoder.decoder.lqe_layers.1.", "encoder.lateral_convs.0.norm.")
     state = {key: value for key, value in state.items() if not key.startswith(dropped)}
     state["encoder.lateral_convs.0.conv_bn_fused.weight"] = state.pop("encoder.lateral_convs.0.conv.weight")
-    with pytest.raises(CheckpointError, match=r"D-FINE's after convert_to_deploy\(\), with batch norms folded"):
+    with pytest.raises(CheckpointError, match=r"the original's after convert_to_deploy\(\), with batch norms folded"):
         load_weights(dfine("n"), state, classes=COCO_CLASSES)
 
 

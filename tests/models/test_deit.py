@@ -76,15 +76,17 @@ def test_a_run_teaches_students_of_the_same_classes_which_then_do_without_it(tmp
         "train.epochs": 1, "train.reference_batch_size": 8,
     }  # fmt: skip
     vitkit.train("quickstart/classifier", run_dir="large", device="cpu", **small, **{"model.backbone": RESNET})
-    student = {
+    taught = {
         "model": dict(type="DistilledClassifier", teacher="large", backbone=DEIT),
         "criterion.distillation": dict(kind="hard"),
         "data.repeated_augmentation": 2,
     }
-    vitkit.train("quickstart/classifier", run_dir="small", device="cpu", **small, **student)
+    vitkit.train("quickstart/classifier", run_dir="small", device="cpu", **small, **taught)
     (tmp_path / "large" / "best.pth").rename("best.pth")
     (tmp_path / "large" / "last.pth").unlink()
-    assert len(vitkit.load("small").predict(images_of(1)[0].permute(1, 2, 0).numpy())[0].class_scores) == 6
+    student = vitkit.load("small")
+    assert isinstance(student.model, DistilledClassifier) and student.model.frozen_teacher is None
+    assert len(student.predict(images_of(1)[0].movedim(0, 2).numpy())) == 1
     with pytest.raises(ConfigError, match=r"^model\.teacher: 'large' is not|^model\.teacher: 'large' is neither"):
         vitkit.train(resume="small", device="cpu", **{"train.epochs": 2})
 

@@ -41,6 +41,7 @@ PARTS = {
     "maskformer": "models",
     "mask2former": "models",
     "eomt": "models",
+    "mae": "models",
     "rtdetr": "realtime",
     "dfine": "realtime",
     "rf_detr": "realtime",

@@ -15,6 +15,7 @@ from torchvision.ops import box_convert
 
 from vitkit import build_model
 from vitkit.configs import deformable_detr, detr_r50, dino, eomt, mask2former, maskformer
+from vitkit.configs.pretrain import mae
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
 from vitkit.registry import BACKBONES, CRITERIA
@@ -293,6 +294,26 @@ def vitkit_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
     return contestant
 
 
+def transformers_mae(num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build transformers' MAE of a ViT-B with the loss that its published weights were trained with."""
+    transformers = import_transformers()
+    config = transformers.ViTMAEConfig(
+        image_size=case.height, norm_pix_loss=True, layer_norm_eps=1e-6, attn_implementation="sdpa"
+    )
+    model = transformers.ViTMAEForPreTraining(config)
+    return Contestant(model, lambda: model(batch.images).loss, lambda: model(batch.images))
+
+
+def vitkit_mae(num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build vitkit's MAE likewise."""
+    config = mae.config(image_size=case.height)
+    model, criterion = build_model(config["model"]), CRITERIA.build(config["criterion"])
+    targets: list[dict] = [{}] * len(batch.images)
+    return Contestant(
+        model, lambda: criterion(model(batch.images), targets)["reconstruction"], lambda: model(batch.images)
+    )
+
+
 def resnet50() -> Any:
     """Return transformers' config of timm's ResNet-50 with frozen batch norms."""
     return import_transformers().TimmBackboneConfig(
@@ -395,6 +416,11 @@ FAMILIES = {
         {"transformers EoMT-S (SDPA)": transformers_eomt, "vitkit EoMT-S": vitkit_eomt},
         num_classes=133,
         cases=[Case(640, 640)],
+    ),
+    "mae": Family(
+        {"transformers MAE, ViT-B (SDPA)": transformers_mae, "vitkit MAE, ViT-B": vitkit_mae},
+        num_classes=2,  # of targets that it does not read
+        cases=[Case(224, 224, batch_size=8, training=True), Case(224, 224, batch_size=16, training=True)],
     ),
 }
 BACKBONE_FAMILIES = {

@@ -180,6 +180,13 @@ def set_step_share(criterion: nn.Module, share: Tensor) -> None:
             module.step_share = share
 
 
+def set_epoch(criterion: nn.Module, epoch: int) -> None:
+    """Set `epoch` of a criterion and of those that it is made of."""
+    for module in criterion.modules():
+        if isinstance(module, Criterion):
+            module.epoch = epoch
+
+
 def seed_everything(seed: int) -> None:
     """Seed the random number generators of Python, NumPy and torch."""
     random.seed(seed)

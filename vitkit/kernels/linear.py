@@ -88,6 +88,41 @@ class _Linear(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None
 
 
+def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `linear(F.gelu(x), weight, bias)`; see `linear`.
+
+    The backward pass computes the activations of the wide hidden layer once more instead of storing them. A training
+    step of MAE with a ViT-B (224x224, batch 8) takes 0.79 of the peak memory (543 rather than 688 MiB) and 1.03 of the
+    time.
+    """
+    if plain_only() or is_traced() or not torch.is_grad_enabled():
+        return linear(F.gelu(x), weight, bias)
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):  # meta tensors have no autocast
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _GeluLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+
+class _GeluLinear(torch.autograd.Function):
+    """`gelu_linear` for rows (N, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return linear(F.gelu(x), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_weight = linear(grad.mT, F.gelu(x).mT) if ctx.needs_input_grad[1] else None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.ops.aten.gelu_backward(linear(grad, weight.mT), x)
+        return grad_x, grad_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None
+
+
 def relu_dropout(x: Tensor, p: float) -> Tensor:
     """Compute F.dropout(F.relu(x), p)."""
     if plain_only() or is_traced():

@@ -56,9 +56,13 @@ class DFINECriterion(SetCriterion):
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
         focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
+        union: whether box losses and those of distributions are for the union of all layers' matches; False: the box
+            losses are for the matches of their own layer, and there are no others, whose weights must be 0 (DEIMv2's
+            smallest models).
     Raises:
         ConfigError: the class loss or a term is unknown, a term is missing, the class loss does not have an argument
-            that is set, the matcher's costs are for other logits, or the temperature or a class weight is not positive.
+            that is set, the matcher's costs are for other logits, the temperature or a class weight is not positive, or
+            fgl or ddf has a weight without the union.
     """
 
     terms = ("labels", "l1", "giou", "fgl", "ddf")
@@ -74,6 +78,7 @@ class DFINECriterion(SetCriterion):
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
         temperature: float = 5.0,
+        union: bool = True,
         class_weights: ClassWeights | None = None,
     ):
         if class_loss == "cross_entropy":
@@ -91,7 +96,12 @@ class DFINECriterion(SetCriterion):
         )
         if temperature <= 0:
             raise ConfigError(f"temperature={temperature}: expected a positive number.")
-        self.temperature = temperature
+        if not union and (weights["fgl"] or weights["ddf"]):
+            raise ConfigError(
+                f"union=False: the losses of distributions need the union of matches, but weights.fgl={weights['fgl']} "
+                f"and weights.ddf={weights['ddf']}: set both to 0."
+            )
+        self.temperature, self.union = temperature, union
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
@@ -119,6 +129,8 @@ class DFINECriterion(SetCriterion):
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             all_sets = self.match(outputs, targets)
             _check_sets(all_sets, num_bins=len(outputs["distance_bins"]))
+            if not self.union:
+                return {name: loss for sets in all_sets for name, loss in self._set_losses(sets).items()}
             union = self._union(all_sets)
             for sets in all_sets:
                 matched = self.matched_layers(sets)

@@ -161,6 +161,7 @@ class MatchedCriterion(Criterion):
         all_sets = collect_sets(outputs, targets)
         # In one call of the matcher, the costs of all sets take a single transfer from the device.
         unmatched = [sets for sets in all_sets if not sets.has_known_matches]
+        self.matcher.epoch = self.epoch
         all_matches = self.matcher([(sets.layers, sets.targets) for sets in unmatched], **settings)
         for sets, matches in zip(unmatched, all_matches, strict=True):
             sets.matches = matches

@@ -11,6 +11,8 @@ class Matcher(nn.Module):
     width) that the images were padded to. Registered in MATCHERS.
     """
 
+    epoch: int = 0
+    """The epoch of the training, counted from 0, for matchers that change with it; `MatchedCriterion` sets it."""
     activation: str = "softmax"
     """The class logits that the matcher expects: "softmax", whose last class is "no object", or "sigmoid", one for each
     class."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -11,11 +11,18 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.matchers.base import Matcher
-from vitkit.ops.boxes import clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
-from vitkit.registry import MATCHERS
+from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
+from vitkit.registry import MATCHERS, nearest
 from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
 
 logger = logging.getLogger("vitkit")
+
+
+class LateCosts(TypedDict, total=False):
+    """The costs from an epoch on, see `HungarianMatcher`."""
+
+    epoch: int
+    power: float
 
 
 @MATCHERS.register
@@ -30,8 +37,11 @@ class HungarianMatcher(Matcher):
             minus the label's probability. "sigmoid", a logit per class: the change of the focal loss (Lin et al. 2017,
             https://arxiv.org/abs/1708.02002) with alpha 0.25 and gamma 2 if the label were positive rather than
             negative.
+        late: from the epoch late["epoch"] on, counted from 0, the cost is minus the label's probability times the power
+            late["power"] (default 4) of the IoU (DEIMv2, Huang et al. 2025, https://arxiv.org/abs/2509.20787); None:
+            never. A target that no query overlaps is then matched with any.
     Raises:
-        ConfigError: `activation` is unknown.
+        ConfigError: `activation` is unknown, or a value of `late` is missing or out of range.
     """
 
     def __init__(
@@ -41,12 +51,16 @@ class HungarianMatcher(Matcher):
         cost_giou: float,
         *,
         activation: Literal["softmax", "sigmoid"] = "softmax",
+        late: LateCosts | None = None,
     ):
         super().__init__()
+        if late is not None:
+            _check_late(late)
         if activation not in LABEL_COSTS:
             raise ConfigError(f"activation={activation!r}: expected 'softmax' or 'sigmoid'.")
         self.weights = {"labels": cost_labels, "l1": cost_l1, "giou": -cost_giou}
         self.activation = activation
+        self.late = None if late is None else LateCosts(epoch=late["epoch"], power=late.get("power", 4.0))
 
     @torch.no_grad()
     def forward(
@@ -90,6 +104,8 @@ class HungarianMatcher(Matcher):
         counts = [len(target["labels"]) for target in targets]
         target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float()  # (T, 4) of all images
         image = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(boxes.device, non_blocking=True)  # (T,)
+        if self.late is not None and self.epoch >= self.late["epoch"]:
+            return self._late_costs(layers, targets, boxes[:, image], target_boxes, image)
         label_costs, is_class = self.label_costs(layers, targets, image)
         boxes = boxes[:, image]  # (L, T, Q, 4), the queries of each target's image
         terms = {  # each (L, T, Q)
@@ -100,6 +116,31 @@ class HungarianMatcher(Matcher):
         }
         cost = sum(self.weights[name] * term for name, term in terms.items())
         # `forward` recognizes an invalid label by its NaN, without another transfer.
+        return cost.masked_fill(~is_class[:, None], torch.nan), terms
+
+    def _late_costs(
+        self,
+        layers: Sequence[Mapping[str, Tensor]],
+        targets: Sequence[DetectionTarget],
+        boxes: Tensor,
+        target_boxes: Tensor,
+        image: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what `costs` does.
+
+        Args:
+            boxes: (L, T, Q, 4), the queries of each target's image.
+            target_boxes, image: (T, 4) and (T,).
+        """
+        logits = torch.stack([layer["pred_logits"] for layer in layers]).float()
+        labels = torch.cat([target["labels"] for target in targets])
+        is_class = (labels >= 0) & (labels < self._num_classes(logits))
+        probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)
+        terms = {
+            "labels": _logits_of_labels(probabilities, image, labels.where(is_class, 0)),
+            "iou": box_iou(cxcywh_to_xyxy(clamp_sizes(boxes)), cxcywh_to_xyxy(target_boxes)[:, None]),
+        }
+        cost = -terms["labels"] * terms["iou"] ** self.late["power"]
         return cost.masked_fill(~is_class[:, None], torch.nan), terms
 
     def label_costs(
@@ -153,6 +194,15 @@ class HungarianMatcher(Matcher):
             f"{bad or 'only the weighted sum'}; the target's box is {target['boxes_cxcywh'][index].tolist()}. "
             "Expected finite costs: lower the learning rate, clip gradients, or leave fp16 if the predictions diverged."
         )
+
+
+def _check_late(late: LateCosts) -> None:
+    """Raise ConfigError unless the late costs have an epoch and a positive power."""
+    for key in late:
+        if key not in LateCosts.__annotations__:
+            raise ConfigError(f"late.{key}: unknown key. {nearest(key, LateCosts.__annotations__)}")
+    if not isinstance(late.get("epoch"), int) or late["epoch"] < 0 or late.get("power", 4.0) <= 0:
+        raise ConfigError(f"late={dict(late)}: expected an epoch from 0 and a power above 0.")
 
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:

@@ -338,6 +338,13 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
     assert weights("model.backbone=swin_tiny") == (False, "those that model.backbone=swin_tiny has by default")
 
 
+@pytest.mark.parametrize(("depth", "is_resnet50"), [(18, False), (50, True)])
+def test_a_network_of_the_backbone_that_a_run_has_pretrained_is_chosen(monkeypatch, depth, is_resnet50):
+    monkeypatch.setattr(start, "trained_backbone", lambda path: dict(type="ResNet", depth=depth))
+    request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", ("model.backbone.pretrained=runs/x",))
+    assert imagenet_weights(request) == (is_resnet50, "weights of runs/x")
+
+
 def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, capsys):
     detection(world, "--hours", "0.1", "train.epochs=3")
     out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()

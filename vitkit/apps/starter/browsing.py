@@ -89,7 +89,7 @@ def browse(
     dataset.set_epoch(epoch)
     augment = None
     if split == "train" and data.squares is not None:
-        augment = BatchAugmentation(data.squares, data.mixup, seed=seed)
+        augment = BatchAugmentation(data.squares, data.mixup, data.copy_blend, seed=seed)
     # Boxes around the segments of a panoptic or semantic map would only hide it.
     with_boxes = "objects" in dataset.annotations and dataset.task in (None, "instance")
 

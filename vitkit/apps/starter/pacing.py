@@ -1,9 +1,12 @@
 """Keeps a run within its time: it is planned again where steps take longer than planned, and ends with the time."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from vitkit.apps.training import api
+from vitkit.apps.training.api import Run
 from vitkit.engine.hooks import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
@@ -30,6 +33,24 @@ def note_if_busy(minutes: float, processor_minutes: float) -> str:
     return (
         "" if share >= BUSY_BELOW else f"gets {share:.1g} of a core, as other programs are busy: end them, if you can"
     )
+
+
+def train_until(deadline: float, plan: Callable[[int, float], Mapping[str, int]], *, seconds: float, **how: Any) -> Run:
+    """Train until a time, with pauses in which the epochs are fitted to what a step takes.
+
+    Args:
+        deadline: when everything has to end, on the monotonic clock.
+        plan: takes the number of epochs and the minutes of a step; returns the new values of the config's `train`.
+        seconds: the time from the beginning to the deadline.
+        how: the arguments of `vitkit.train`.
+    """
+    pace = Pace(deadline, seconds)
+    while True:
+        run = api.train(**how, hooks=[pace])
+        if pace.epochs is None:
+            return run
+        how = dict(resume=run.path, train=plan(pace.epochs, pace.step_seconds / 60), device=how.get("device"))
+        pace = Pace(deadline, seconds, evaluation_seconds=pace.evaluation_seconds)
 
 
 class Pace(Hook):

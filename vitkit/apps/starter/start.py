@@ -17,7 +17,7 @@ from vitkit.apps.inference.load import FoundModel
 from vitkit.apps.report import write_report
 from vitkit.apps.starter.child_runs import StepCost, time_steps
 from vitkit.apps.starter.own_data import OwnData, read_own_data
-from vitkit.apps.starter.pacing import TOO_SLOW, Pace, note_if_busy
+from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.recipes import RECIPES, Network
 from vitkit.apps.starter.zero_shot import find_text_prompted, score_zero_shot
 from vitkit.apps.training import api
@@ -32,6 +32,7 @@ from vitkit.registry import BACKBONES, nearest
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_pretrained
+from vitkit.weights.pretrained import trained_backbone
 
 CONFIG = "config.py"
 TRAINING_SHARE = 0.8
@@ -289,20 +290,16 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path,
         print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
         return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
 
+    config = load_config(folder / CONFIG)
     if not is_paced(request):
-        return api.train(load_config(folder / CONFIG), run_dir=folder / "run", device=request.device)
+        return api.train(config, run_dir=folder / "run", device=request.device)
     # Reading the data and timing the steps may have taken long.
     minutes_left = (deadline - time.monotonic()) / 60 * TRAINING_SHARE
     if choice.steps * choice.cost.minutes > TOO_SLOW * minutes_left:
         plan(max(1, int(minutes_left / choice.cost.minutes / choice.cost.steps_per_epoch)), choice.cost.minutes)
-    how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
-    pace = Pace(deadline, 3600 * request.hours)
-    while True:
-        run = api.train(**how, device=request.device, hooks=[pace])
-        if pace.epochs is None:
-            return run
-        how = dict(resume=run.path, train=plan(pace.epochs, pace.step_seconds / 60))
-        pace = Pace(deadline, 3600 * request.hours, evaluation_seconds=pace.evaluation_seconds)
+        config = load_config(folder / CONFIG)
+    how = dict(config=config, run_dir=folder / "run", device=request.device)
+    return train_until(deadline, plan, seconds=3600 * request.hours, **how)
 
 
 def make_free_folder(path: Path) -> Path:
@@ -342,7 +339,7 @@ def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]
 
 
 def imagenet_weights(request: Request) -> tuple[bool, str]:
-    """Return whether the backbone starts from ImageNet weights, and why.
+    """Return whether the backbone is a ResNet-50 from ImageNet's or other weights, and why.
 
     Raises:
         CheckpointError: an override asks for ImageNet's weights, and they are not available.
@@ -353,7 +350,9 @@ def imagenet_weights(request: Request) -> tuple[bool, str]:
     if given is not None and given.lower() in ("false", "none"):
         return False, f"random weights, as model.backbone.pretrained={given} says"
     if given is not None and given.lower() != "true":
-        return True, f"weights of {given}"
+        trained = trained_backbone(given.strip("'\""))
+        is_resnet50 = trained is None or (trained["type"], trained.get("depth", 50)) == ("ResNet", 50)
+        return is_resnet50, f"weights of {given}"
     try:
         load_pretrained(BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)))
     except CheckpointError as error:

@@ -18,7 +18,7 @@ from vitkit.data.transforms.multi_crop import MakesViews, collate_views
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, find_paths_like, image_files, log_unread
 from vitkit.io.image_files import FORMATS, to_tensor, upright_size
-from vitkit.io.packs import blocks_of
+from vitkit.io.packs import blocks_of, packed_files
 from vitkit.io.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Batch, Sample
@@ -38,21 +38,25 @@ class UnlabelledImages(BaseImageDataset):
         source: a folder, whose subfolders are included; a pattern such as "photos/**/*.jpg"; a list of files; a text
             file with one name in each line, relative to its own folder; or the spec of any dataset of images, whose
             targets and transforms are left out.
+        repeats: how often each image occurs in an epoch, which otherwise takes seconds with few images.
         transforms: see `BaseImageDataset`; or `MultiCrop`, whose views are in the sample's `views`.
         features: file of a teacher's features that `data.cache_features` wrote for this dataset.
     Raises:
         DataError: there is no such folder or file, or it has no image.
-        ConfigError: it is the spec of a dataset without images.
+        ConfigError: it is the spec of a dataset without images, or `repeats` is below 1.
     """
 
     def __init__(
         self,
-        source: str | Path | Sequence[str | Path] | Spec,
+        source: Path | Sequence[str | Path] | Spec,
         *,
+        repeats: int = 1,
         transforms: Spec | Transforms | None = None,
         features: str | Path | None = None,
     ):
         super().__init__(transforms)
+        if repeats < 1:
+            raise ConfigError(f"repeats={repeats}: expected at least 1.")
         if isinstance(self.transforms, MakesViews):
             self.collate = collate_views
         self.dataset: BaseImageDataset | None = None
@@ -63,6 +67,7 @@ class UnlabelledImages(BaseImageDataset):
             self._file_names, self._name_offsets = flat_texts(names)
         if not len(self):
             raise DataError(f"source: {_describe(source)} has no image ({', '.join(FORMATS)}). {_REMEDY}")
+        self.repeats = repeats
         self.transforms_key = json.dumps(transforms, sort_keys=True, default=lambda built: type(built).__name__)
         self.features = None if features is None else FeatureFile(features, self.images_key(), self.transforms_key)
 
@@ -109,6 +114,10 @@ class UnlabelledImages(BaseImageDataset):
 
     def aspect_ratios(self) -> None:
         """Return None: crops have one size, so batches need no grouping, for which every file would be opened."""
+
+    def sample_weights(self) -> np.ndarray | None:
+        """See `Dataset`."""
+        return None if self.repeats == 1 else np.full(len(self), float(self.repeats))
 
     def load_image(self, index: int) -> np.ndarray:
         if self.dataset is None:
@@ -168,11 +177,10 @@ def _list_files(source: str | Path | Sequence[str | Path]) -> tuple[Path, list[s
         images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
         log_unread(path, {*files} - {*images}, images)
         return Path(), [str(file) for file in images]
-    files = image_files(path)  # of a mounted pack too, whose folders of images do not exist
-    if not files and not path.is_dir():
+    if not path.is_dir() and not any(packed_files(path)):  # a mounted pack's folders of images do not exist
         raise DataError(f"source: '{source}' is neither a folder nor a text file of names. {_REMEDY}")
     start = len(path.parts)
-    return path, [os.sep.join(file.parts[start:]) for file in files]
+    return path, [os.sep.join(file.parts[start:]) for file in image_files(path)]
 
 
 def _describe(source: Any) -> str:

@@ -1,4 +1,5 @@
-"""Augmentation of a training batch as a whole: images squashed to one square, and mixed in pairs."""
+"""Augmentation of a training batch as a whole: images squashed to one square, mixed in pairs, or given objects of each
+other."""
 
 from collections.abc import Sequence
 from typing import TypedDict
@@ -26,6 +27,18 @@ class MixupOptions(TypedDict, total=False):
 
     probability: float
     share: tuple[float, float]
+    from_epoch: int
+    until_epoch: int
+
+
+class CopyBlendOptions(TypedDict, total=False):
+    """Options of `CopyBlend`."""
+
+    probability: float
+    num_objects: int
+    min_area: float
+    share: tuple[float, float]
+    margin: tuple[float, float]
     from_epoch: int
     until_epoch: int
 
@@ -102,22 +115,145 @@ class Mixup:
         return None if epoch < self.from_epoch or ends or drawn >= self.probability else share
 
 
+class CopyBlend:
+    """Blends objects of the batch into each of its images, at random places (DEIMv2, Huang et al. 2025,
+    https://arxiv.org/abs/2509.20787).
+
+    Objects keep their size. They may be of the image itself, and what they cover stays.
+
+    Args:
+        probability: fraction of the batches whose images get objects; mixed batches get none.
+        num_objects: number of objects for each image.
+        min_area: least area of an object's box, in pixels; in the original, that of the annotation.
+        share: range of the weight of the image below an object, one for a batch.
+        margin: range of what is blended on each side of an object's box besides, relative to the box's width and
+            height; as far as both images reach.
+        from_epoch, until_epoch: the epochs in which this is done, counted from 0, without the last; None: all.
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        probability: float = 0.5,
+        num_objects: int = 3,
+        min_area: float = 100.0,
+        share: tuple[float, float] = (0.45, 0.55),
+        margin: tuple[float, float] = (0.1, 0.25),
+        from_epoch: int = 0,
+        until_epoch: int | None = None,
+    ):
+        if not 0 <= probability <= 1:
+            raise ConfigError(f"data.copy_blend.probability: got {probability}; expected 0 to 1.")
+        if num_objects < 1:
+            raise ConfigError(f"data.copy_blend.num_objects: got {num_objects}; expected at least 1.")
+        if not 0 <= share[0] <= share[1] <= 1:
+            raise ConfigError(f"data.copy_blend.share: got {list(share)}; expected (minimum, maximum) in 0..1.")
+        if not 0 <= margin[0] <= margin[1]:
+            raise ConfigError(f"data.copy_blend.margin: got {list(margin)}; expected (minimum, maximum) from 0.")
+        self.probability, self.num_objects, self.min_area = probability, num_objects, min_area
+        self.share, self.margin = tuple(share), tuple(margin)
+        self.from_epoch, self.until_epoch = from_epoch, until_epoch
+
+    def __call__(self, samples: Sequence[Sample], epoch: int, random: np.random.Generator) -> list[Sample]:
+        """Blend objects into the images, all of one size, if this batch is to get any.
+
+        Raises:
+            ConfigError: the samples have no boxes, or their labels are phrases.
+        """
+        drawn, share = random.random(), random.uniform(*self.share)
+        ends = self.until_epoch is not None and epoch >= self.until_epoch
+        if epoch < self.from_epoch or ends or drawn >= self.probability:
+            return list(samples)
+        check_labeled_boxes(samples, "data.copy_blend: blends images")
+        pool = [(sample, i) for sample in samples for i in _large_objects(sample, self.min_area)]
+        if not pool:
+            return list(samples)
+        count = min(self.num_objects, len(pool))
+        return [
+            self._blend(sample, [pool[i] for i in random.choice(len(pool), count, replace=False)], share, random)
+            for sample in samples
+        ]
+
+    def _blend(
+        self, sample: Sample, objects: Sequence[tuple[Sample, int]], share: float, random: np.random.Generator
+    ) -> Sample:
+        """Return the sample with other samples' objects, given by their numbers in these."""
+        image, target = sample["image"].numpy().copy(), dict(sample["target"])
+        height, width = image.shape[1:]
+        added: dict[str, list[torch.Tensor]] = {name: [] for name in ("labels", "boxes_cxcywh", "masks")}
+        for other, i in objects:
+            x0, y0, x1, y1 = _box_in_pixels(other, i)
+            left, top = random.integers(width - (x1 - x0) + 1), random.integers(height - (y1 - y0) + 1)
+            growth = random.uniform(*self.margin)
+            dx, dy = int((x1 - x0) * growth), int((y1 - y0) * growth)
+            right, bottom = left + x1 - x0, top + y1 - y0
+            # The same on both sides of the copy, so that the object stays in its place.
+            before = min(dx, x0, left), min(dy, y0, top)
+            after = min(dx, width - x1, width - right), min(dy, height - y1, height - bottom)
+            below = image[:, top - before[1] : bottom + after[1], left - before[0] : right + after[0]]
+            patch = other["image"].numpy()[:, y0 - before[1] : y1 + after[1], x0 - before[0] : x1 + after[0]]
+            below[:] = cv2.addWeighted(np.ascontiguousarray(below), share, np.ascontiguousarray(patch), 1 - share, 0.0)
+            box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (x1 - x0) / width, (y1 - y0) / height]
+            added["boxes_cxcywh"].append(target["boxes_cxcywh"].new_tensor(box))
+            added["labels"].append(other["target"]["labels"][i])
+            if "masks" in target:
+                mask = torch.zeros_like(other["target"]["masks"][i])
+                mask[top:bottom, left:right] = other["target"]["masks"][i, y0:y1, x0:x1]
+                added["masks"].append(mask)
+        for name in added.keys() & target.keys():
+            target[name] = torch.cat([target[name], torch.stack(added[name])])
+        if "negative_labels" in target:
+            present = set(map(int, added["labels"]))
+            target["negative_labels"] = [label for label in target["negative_labels"] if int(label) not in present]
+        return Sample(image=torch.from_numpy(image), target=target)
+
+
+def _large_objects(sample: Sample, min_area: float) -> list[int]:
+    """Return the numbers of the objects whose boxes have at least this area, and a pixel, inside the image."""
+    sizes = [(i, _box_in_pixels(sample, i)) for i in range(len(sample["target"]["labels"]))]
+    return [i for i, (x0, y0, x1, y1) in sizes if x1 > x0 and y1 > y0 and (x1 - x0) * (y1 - y0) >= min_area]
+
+
+def _box_in_pixels(sample: Sample, index: int) -> tuple[int, int, int, int]:
+    """Return a box as whole pixels inside the image, xyxy."""
+    height, width = sample["image"].shape[1:]
+    cx, cy, w, h = sample["target"]["boxes_cxcywh"][index].tolist()
+    x0, y0 = max(int((cx - w / 2) * width), 0), max(int((cy - h / 2) * height), 0)
+    return x0, y0, min(int((cx + w / 2) * width), width), min(int((cy + h / 2) * height), height)
+
+
+def check_labeled_boxes(samples: Sequence[Sample], what: str) -> None:
+    """Raise ConfigError unless all samples have boxes whose labels are classes.
+
+    Args:
+        what: the option and what it does, for the message.
+    """
+    for target in (sample["target"] for sample in samples):
+        if "boxes_cxcywh" not in target:
+            raise ConfigError(f"{what} with boxes, and these have none. Leave it out.")
+        if "phrases" in target:
+            raise ConfigError(f"{what} whose labels are classes, and these have phrases. Leave it out.")
+
+
 class BatchAugmentation:
     """Augments the samples of one batch together; its random numbers depend only on the seed, epoch and batch.
 
     Args:
-        squares, mixup: options of `Squares` and `Mixup`; None: without.
+        squares, mixup, copy_blend: options of `Squares`, `Mixup` and `CopyBlend`; None: without.
         seed: the run's seed, the same on all ranks.
         batches_per_step: see `TrainBatches`; all batches of a step have one size.
         rank, world_size: those of this process; ranks mix different batches.
     Raises:
-        ConfigError: an option is out of range, or images are mixed without being squares of one size.
+        ConfigError: an option is out of range, or images are mixed or blended without being squares of one size.
     """
 
     def __init__(
         self,
         squares: SquareOptions | None,
         mixup: MixupOptions | None,
+        copy_blend: CopyBlendOptions | None = None,
         *,
         seed: int = 0,
         batches_per_step: int = 1,
@@ -126,8 +262,11 @@ class BatchAugmentation:
     ):
         if mixup is not None and squares is None:
             raise ConfigError("data.mixup: mixes images of one size. Set data.squares, for example sizes=[640].")
+        if copy_blend is not None and squares is None:
+            raise ConfigError("data.copy_blend: blends images of one size. Set data.squares, for example sizes=[640].")
         self.squares = None if squares is None else Squares(**squares)
         self.mixup = None if mixup is None else Mixup(**mixup)
+        self.copy_blend = None if copy_blend is None else CopyBlend(**copy_blend)
         self.seed = seed
         self.batches_per_step = batches_per_step
         self.rank = rank
@@ -146,12 +285,13 @@ class BatchAugmentation:
         step, batch = divmod(number, self.batches_per_step)
         if (side := self.side(epoch, number)) is not None:
             samples = [squash(sample, side) for sample in samples]
+        number_in_step = batch * self.world_size + self.rank  # of those of all ranks
+        random = np.random.default_rng([self.seed, epoch, step, 1 + number_in_step])
         if self.mixup is not None and len(samples) > 1:
-            number_in_step = batch * self.world_size + self.rank  # of those of all ranks
-            share = self.mixup.draw(epoch, np.random.default_rng([self.seed, epoch, step, 1 + number_in_step]))
+            share = self.mixup.draw(epoch, random)
             if share is not None:
-                samples = [mix(sample, before, share) for sample, before in zip(samples, samples[-1:] + samples[:-1])]
-        return samples
+                return [mix(sample, before, share) for sample, before in zip(samples, samples[-1:] + samples[:-1])]
+        return samples if self.copy_blend is None else self.copy_blend(samples, epoch, random)
 
 
 def squash(sample: Sample, size: int) -> Sample:
@@ -187,11 +327,8 @@ def mix(sample: Sample, other: Sample, share: float) -> Sample:
     Raises:
         ConfigError: the samples have no boxes.
     """
+    check_labeled_boxes((sample, other), "data.mixup: mixes images")
     target = dict(sample["target"])
-    if "boxes_cxcywh" not in target:
-        raise ConfigError("data.mixup: mixes images with boxes, and these have none. Leave it out.")
-    if "phrases" in target or "phrases" in other["target"]:
-        raise ConfigError("data.mixup: mixes images whose labels are classes, and these have phrases. Leave it out.")
     lacking = [one["negative_labels"] for one in (target, other["target"]) if "negative_labels" in one]
     if lacking:
         target["negative_labels"] = sorted(set.intersection(*({*map(int, labels)} for labels in lacking)))

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vitkit.data.datasets.base import BaseImageDataset
-from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptions, SquareOptions
+from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlendOptions, MixupOptions, SquareOptions
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.data.text.datasets import TextDataset
@@ -97,6 +97,9 @@ class DataSettings:
     sizes of their transforms, and are padded."""
     mixup: MixupOptions | None = None
     """Mix the squares of training batches in pairs: a dict with `probability`, `share`, `from_epoch`, `until_epoch`."""
+    copy_blend: CopyBlendOptions | None = None
+    """Blend objects of the batch into the squares of training batches that are not mixed: a dict with `probability`,
+    `num_objects`, `min_area`, `share`, `margin`, `from_epoch`, `until_epoch`."""
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file; larger ones, perhaps built to exhaust the memory, are not decoded."""
     channels: int | None = None
@@ -136,7 +139,7 @@ class DataSettings:
             raise ConfigError("data.squares: only images have them; leave them out with data.tokens_per_gpu.")
         if self.tokens_per_gpu is not None and self.prompts is not None:
             raise ConfigError("data.prompts: only images have them; leave them out with data.tokens_per_gpu.")
-        BatchAugmentation(self.squares, self.mixup)  # checks the options
+        BatchAugmentation(self.squares, self.mixup, self.copy_blend)  # checks the options
         Prompts(**(self.prompts or {}))  # likewise
 
     def evaluated(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
@@ -258,7 +261,9 @@ class DataSettings:
         blocks = dataset.image_blocks() if isinstance(dataset, BaseImageDataset) else None
         images = {"groups": groups, "weights": weights, "blocks": blocks, "repeats": self.repeated_augmentation}
         steps = {"seed": seed, "batches_per_step": batches_per_step, **ranks}
-        augment = None if self.squares is None else BatchAugmentation(self.squares, self.mixup, **steps)
+        augment = None
+        if self.squares is not None:
+            augment = BatchAugmentation(self.squares, self.mixup, self.copy_blend, **steps)
         batches = TrainBatches(len(dataset), batch_size=self.images_per_gpu, **images, **steps)
         return BatchLoader(dataset, batches, self, training=True, augment=augment)
 

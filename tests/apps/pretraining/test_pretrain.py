@@ -1,0 +1,273 @@
+"""From images without labels to a backbone that others start from."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import load_config, pretrain
+from vitkit.apps.pretraining import pretrain as pretraining
+from vitkit.apps.pretraining.methods import METHODS, choose_method
+from vitkit.apps.pretraining.photos import check_photos
+from vitkit.apps.starter.child_runs import StepCost
+from vitkit.engine.hooks import Hook
+from vitkit.errors import ConfigError, DataError
+from vitkit.registry import BACKBONES
+from vitkit.tools.pretrain import main
+from vitkit.weights import load_pretrained, read_checkpoint
+
+TINY = ["model.backbone.depth=1", "model.backbone.d_model=16", "model.backbone.num_heads=2", "data.num_workers=0"]
+SHORT = [*TINY, "model.decoder_depth=1", "model.decoder_d_model=16", "model.decoder_num_heads=2", "train.epochs=3"]
+TAIL = ["data.num_workers=0", "train.epochs=2"]
+OPTIONS = dict(method="mae", device="cpu", overrides=SHORT)
+
+
+def write_photos(folder: Path, count: int = 5, *, side: int = 130, seed: int = 0) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for k in range(count):
+        pixels = rng.integers(0, 256, (side // 10, side // 10 + k, 3), np.uint8)
+        Image.fromarray(pixels).resize((side + 10 * k, side)).save(folder / f"{k}.png")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_photos(tmp_path / "photos")
+
+
+@pytest.fixture
+def step_seconds(monkeypatch):
+    """Let a step take the seconds in `step_seconds[0]` at 128 pixels; more at larger sizes."""
+    seconds = [1.0]
+
+    def time_steps(command, folder, minutes):
+        size = load_config(command[2])["data"]["train"]["transforms"]["size"]
+        cost = seconds[0] / 60 * (size / 128) ** 2
+        return StepCost(cost, cost, 1.0)
+
+    monkeypatch.setattr(pretraining, "time_steps", time_steps)
+    return seconds
+
+
+def test_what_cannot_be_learned_from_is_left_out_and_named(photos, capsys):
+    (photos / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a photo")
+    Image.new("RGB", (200, 31)).save(photos / "flat.png")
+    shutil.copy(photos / "0.png", photos / "0 (copy).png")
+    Image.fromarray(np.arange(40000, dtype=np.uint16).reshape(200, 200)).save(photos / "deep.png")
+    Image.new("CMYK", (90, 80)).save(photos / "ink.jpg")
+    frames = [Image.new("RGB", (50, 50), (90 * k,) * 3) for k in range(2)]
+    frames[0].save(photos / "moving.gif", save_all=True, append_images=frames[1:])
+    found = check_photos(photos, photos.parent)
+    assert found.count == 5 + 3  # with the deep one, the CMYK one and the first frame
+    listed = [Path(line).name for line in Path(found.source).read_text().splitlines()]
+    assert {"deep.png", "ink.jpg", "moving.gif"} < {*listed} and not {"broken.jpg", "flat.png"} & {*listed}
+    notes = "\n".join(found.notes)
+    assert "1 unreadable file left out: broken.jpg: " in notes and "cannot decode" in notes
+    assert "1 image below 32 pixels left out: flat.png" in notes
+    assert "1 copy of other images left out: 0.png" in notes  # "0 (copy).png" comes first
+    assert "1 image of 16 bits, of which the upper 8 are used: deep.png" in notes
+
+
+def test_of_many_images_some_are_decoded_and_all_headers_read(photos, monkeypatch):
+    monkeypatch.setattr("vitkit.apps.pretraining.photos.MAX_DECODED", 2)
+    monkeypatch.setattr("vitkit.apps.pretraining.photos.NUM_SHOWN", 2)
+    Image.new("RGB", (9, 9)).save(photos / "9.png")
+    found = check_photos(photos, photos.parent)
+    assert found.count == 5 and len(Path(found.shown).read_text().splitlines()) == 2
+
+
+def test_images_that_are_not_files_are_taken_from_their_dataset(tmp_path):
+    spec = dict(type="ShapesDetection", num_images=3, image_size=48)
+    found = check_photos(spec, tmp_path)
+    assert (found.source, found.shown, found.count) == (spec, spec, 3)
+
+
+def error_of(capsys, *arguments: str) -> str:
+    """Return what the command says when it fails."""
+    with pytest.raises(SystemExit) as error:
+        main([*arguments])
+    return f"{error.value}\n{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_images_are_an_error_that_says_what_was_wrong(tmp_path, capsys, count):
+    write_photos(tmp_path / "photos", count)
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    error = error_of(capsys, str(tmp_path / "photos"), "--run-dir", str(tmp_path / "run"))
+    assert f"photos': {count} image" in error and "expected at least 2. Add some. 1 unreadable file left out" in error
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty' has no image"):
+        pretrain(tmp_path / "empty", run_dir=tmp_path / "run")
+
+
+def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
+    def chosen(**options):
+        result = pretrain(photos, method="mae", dry_run=True, device="cpu", **options)
+        return load_config(result.config)
+
+    config = chosen(hours=1)
+    # 2880 steps of 5 images in about 20 epochs; there are fewer than the 32 images that a step usually has.
+    assert config["data"]["images_per_gpu"] == config["train"]["images_per_step"] == 5
+    assert config["data"]["train"]["repeats"] == 144 and config["train"]["epochs"] == 20
+    assert config["model"]["backbone"]["image_size"] == 128  # as the photos are 130 pixels high
+    assert "5 images a step in place of 32, as there are no more" in capsys.readouterr().out
+    write_photos(photos, side=300)
+    step_seconds[0] = 0.01
+    assert chosen(hours=1)["model"]["backbone"]["image_size"] == 224
+    step_seconds[0] = 100.0
+    with pytest.raises(ConfigError, match=r"--hours 1: too short: there is time for 28 steps; .* --hours 1\.7"):
+        chosen(hours=1)
+
+
+def test_the_config_says_why_and_how(photos, step_seconds):
+    result = pretrain(photos, hours=2, dry_run=True, **{**OPTIONS, "overrides": TINY})
+    text = result.config.read_text()
+    assert "# 5 images, 130 pixels at the short side (median)\n" in text
+    command = f"vitkit pretrain {photos} --method=mae --backbone=vit_tiny_patch16 --hours=2 --run-dir=runs/pretrain"
+    assert f"# Written by: {command} " in text and "5760 steps of 1.00 s, 96 min\n" in text
+    assert "# The photos are few" in text and "model.backbone.depth=1" in text
+    assert result.weights is None and result.after == {} and {"spread", "rank"} == result.before.keys()
+
+
+def test_method_follows_the_teacher():
+    assert choose_method(None, None) == "dino" and choose_method(None, "resnet50") == "distil"
+    for arguments, message in (
+        (("distil", None), r"--method distil: needs a teacher\. Give one whose weights there are"),
+        (("mae", "resnet50"), "only --method distil has a teacher"),
+        (("dinov2", None), "unknown. Did you mean 'dino'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            choose_method(*arguments)
+
+
+def test_wrong_options_are_errors(photos, capsys):
+    for arguments, message in (
+        (["--hours", "0"], "--hours 0: expected a finite number above 0"),
+        (["labels.json"], "labels.json; put a pattern in quotes"),
+        (["--method", "mae", "model.backbon.depth=2"], "backbon"),
+        (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
+        (["--backbone", "resnet19"], "resnet19"),
+    ):
+        assert message in error_of(capsys, str(photos), *arguments)
+    assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
+
+
+def labelled(folder: Path) -> Path:
+    for k, name in enumerate(("cats", "dogs")):
+        write_photos(folder / name, 3, seed=10 + k)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a finished run, its photos and a labeled folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "time_steps", lambda command, folder, minutes: StepCost(0.001, 0.001, 1.0))
+        return pretrain(
+            write_photos(folder / "photos"), run_dir=folder / "run", labelled=labelled(folder / "labelled"), **OPTIONS
+        )
+
+
+def test_a_run_ends_with_weights_and_a_report(whole):
+    folder = whole.folder
+    assert {path.name for path in folder.iterdir() if path.suffix != ".png" and path.name[0] != "."} >= {
+        "backbone.pth", "last.pth", "config.py", "config.json", "images.txt", "report.html", "log.jsonl", "run.json",
+    }  # fmt: skip
+    config = load_config(folder / "config.py")
+    backbone = BACKBONES.build({**config["model"]["backbone"], "pretrained": str(folder)})
+    assert load_pretrained(backbone) == str(folder)
+    state = read_checkpoint(folder / "last.pth")["model"]
+    assert all(torch.equal(value, state[f"backbone.{key}"]) for key, value in backbone.state_dict().items())
+    names = {"knn/top1", "knn/top5", "probe/top1", "probe/top5"}
+    assert whole.before.keys() == names == whole.after.keys()
+    page = whole.report.read_text()
+    for text in ("k-NN top-1 accuracy", "linear probe", "Nearest neighbors", "better than chance", "data:image/jpeg"):
+        assert text in page
+    assert page.count("data:image/jpeg") == 1 + 5 * 4  # the curves, and each photo with three others
+    assert not (folder / "timing").exists()
+
+
+def test_another_run_gets_another_folder(photos, step_seconds):
+    first, second = (pretrain(photos, run_dir="run", dry_run=True, **OPTIONS).folder.name for _ in range(2))
+    assert (first, second) == ("run", "run-2")
+
+
+STAGES = ("check_photos", "measure_features", "time_steps", "train", "conclude")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weights(
+    whole, tmp_path, monkeypatch, step_seconds, stage
+):
+    """A kill leaves what was written before it, as an error does that nothing catches."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    def killed_later(**options):
+        return api_train(**options, hooks=[Killer()])
+
+    class Killer(Hook):
+        def after_step(self, run, step):
+            if run.progress.step == 2:
+                raise Killed
+
+    api_train = pretraining.api.train
+    source, out = whole.folder.parent / "photos", tmp_path / "run"
+    options = dict(OPTIONS, labelled=whole.folder.parent / "labelled", run_dir=out)
+    with monkeypatch.context() as patch:
+        if stage == "train":
+            patch.setattr(pretraining.api, "train", killed_later)
+        else:
+            patch.setattr(pretraining, stage, killed)
+        with pytest.raises(Killed):
+            pretrain(source, **options)
+    if stage == "check_photos":  # nothing was done yet
+        again = pretrain(source, **options)
+    else:
+        again = pretrain(resume=out, device="cpu")
+    assert again.folder == out and again.before == whole.before and again.after == whole.after
+    ours, theirs = (read_checkpoint(run.folder / "backbone.pth")["model"] for run in (again, whole))
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    assert again.report.is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(method="dino"), "was started with method mae, not dino"),
+        (dict(backbone="vit_small_patch16"), "was started with backbone vit_tiny_patch16, not vit_small_patch16"),
+        (dict(overrides=["train.epochs=9"]), "was started with overrides"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another_one(whole, change, message):
+    before = (whole.folder / "pretrain.json").read_text()
+    with pytest.raises(ConfigError, match=rf"{message}.*for another run, leave out --resume"):
+        pretrain(resume=whole.folder, **change)
+    assert (whole.folder / "pretrain.json").read_text() == before and (whole.folder / "last.pth").is_file()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_a_backbone(photos, step_seconds, name):
+    torch.save(BACKBONES.build("resnet18").state_dict(), "teacher.pth")
+    narrow = "model.backbone.base_channels=8"
+    overrides = {
+        "distil": [narrow],
+        "mae": SHORT[:-1],
+        "dino": [narrow, "model.num_prototypes=16", "model.hidden_channels=16"],
+    }[name]
+    teacher = "resnet18=teacher.pth" if METHODS[name].has_teacher else None
+    done = pretrain(photos, method=name, teacher=teacher, device="cpu", overrides=[*overrides, *TAIL])
+    config = load_config(done.config)
+    assert config["data"]["train"]["transforms"]["size"] == 128 and config["data"]["images_per_gpu"] == 5
+    assert load_pretrained(BACKBONES.build({**config["model"]["backbone"], "pretrained": str(done.folder)}))
+    assert done.after["spread"] > 0 and done.report.is_file()

@@ -1,0 +1,1 @@
+"""Learning from images without labels, within a given time: `vitkit.pretrain`."""

@@ -1,0 +1,461 @@
+"""From images without labels to a backbone for other models, within a given time: `vitkit.pretrain`."""
+
+import json
+import math
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.apps.pretraining.features import measure_features
+from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
+from vitkit.apps.pretraining.photos import Photos, check_photos
+from vitkit.apps.pretraining.report import write_pretraining_report
+from vitkit.apps.starter.child_runs import time_steps
+from vitkit.apps.starter.pacing import note_if_busy, train_until
+from vitkit.apps.starter.start import comment, make_free_folder
+from vitkit.apps.training import api
+from vitkit.config import load_config
+from vitkit.config.overrides import split_override
+from vitkit.devices import default_device
+from vitkit.engine.checkpointing import LAST_NAME
+from vitkit.engine.hooks import Interrupted
+from vitkit.errors import ConfigError, DataError
+from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
+from vitkit.logging import LOG_NAME
+from vitkit.protocols import Evaluator
+from vitkit.text_format import pluralize
+from vitkit.visualization.curves import read_log
+from vitkit.weights.names import BACKBONE_WEIGHTS
+
+CONFIG, PLAN, BEFORE, REPORT = "config.py", "pretrain.json", "before.json", "report.html"
+"""Files in the run's folder: the written config, what a resumption reads, the features' metrics before, the report."""
+TRAINING_SHARE = 0.8
+"""The fraction of the time for training; the rest is for evaluations and the report."""
+TIMING_SHARE = 0.01
+LONGEST_TIMING = 3.0
+"""The fraction of the time for which a setting is timed, at least, and the minutes that are always enough."""
+MIN_STEPS = 50
+"""The number of steps below which a run is refused."""
+NUM_EPOCHS = 20
+"""About how many epochs a run has; with few images, each is in an epoch several times."""
+NUM_EVALUATIONS = 5
+WARMUP_EPOCHS = 1
+LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
+UNLABELED = {"type": "FeatureStatistics"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for; see `pretrain`."""
+
+    photos: Any
+    method: str
+    teacher: str | None
+    backbone: str
+    hours: float
+    labelled: str | None
+    overrides: Sequence[str]
+
+    def command(self, folder: Path) -> str:
+        """Return the command that does this."""
+        options = {"method": self.method, "teacher": self.teacher, "backbone": self.backbone}
+        options |= {"hours": f"{self.hours:g}", "labelled": self.labelled, "run-dir": str(folder)}
+        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        photos = self.photos if isinstance(self.photos, str) else "PHOTOS"
+        return shlex.join(["vitkit", "pretrain", photos, *words, *self.overrides])
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether training is fitted to the time, as the number of epochs is not given."""
+        return not any(split_override(override)[0] == "train.epochs" for override in self.overrides)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen settings of the training."""
+
+    size: int
+    images: int
+    """Number in a step."""
+    epochs: int = 1000
+    repeats: int = 1
+    step_minutes: float = 0.0
+
+    def steps(self, photos: Photos) -> int:
+        """Return the number of steps of the run."""
+        return self.epochs * math.ceil(photos.count * self.repeats / self.images)
+
+    def describe(self, photos: Photos) -> str:
+        """Return the choices in words."""
+        steps = self.steps(photos)
+        times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
+        return (
+            f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
+            f"{pluralize(steps, 'steps')} of {60 * self.step_minutes:.2f} s, {steps * self.step_minutes:.0f} min"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a resumption needs to know, stored in the run's folder."""
+
+    request: Request
+    photos: Photos
+    choice: Choice
+
+    def write(self, folder: Path) -> None:
+        """Write the plan and the config."""
+        write_text(folder / PLAN, json.dumps(asdict(self), indent=2) + "\n")
+        write_text(folder / CONFIG, config_text(self, folder))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Plan":
+        """Read the plan of a run.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        file = folder / PLAN
+        if not file.is_file():
+            raise ConfigError(f"--resume {folder}: has no {PLAN}, as vitkit pretrain writes it. Start it anew.")
+        content = read_json(file, key="--resume")
+        try:
+            return cls(Request(**content["request"]), Photos(**content["photos"]), Choice(**content["choice"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"--resume {folder}: its {PLAN} is not what vitkit pretrain wrote. Start it anew."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What `pretrain` has made."""
+
+    folder: Path
+    """The run's folder, which `model.backbone.pretrained` of other models takes."""
+    config: Path
+    weights: Path | None
+    """The trained backbone; None for a dry run."""
+    before: dict[str, float]
+    """Metrics of the features with the weights at the start."""
+    after: dict[str, float]
+    """Those of the trained backbone; {} for a dry run."""
+    report: Path | None
+
+
+def pretrain(
+    photos: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None,
+    *,
+    method: str | None = None,
+    teacher: str | None = None,
+    backbone: str | None = None,
+    hours: float | None = None,
+    labelled: str | Path | None = None,
+    run_dir: str | Path = "runs/pretrain",
+    resume: str | Path | None = None,
+    dry_run: bool = False,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+) -> Pretrained:
+    """Train a backbone on images without labels within a given time, and print what is done, as `vitkit pretrain` does.
+
+    Args:
+        photos: a folder, a pattern, a list of files, a text file of names, or the spec of a dataset whose targets are
+            left out; see `UnlabelledImages`. Not needed with `resume`.
+        method: "distil", "mae" or "dino"; None: "distil" if there is a teacher, else "dino".
+        teacher: for "distil", the name of a backbone, with its default weights or those of a file ("resnet50=FILE"), or
+            the folder of a run.
+        backbone: name of the backbone to train; None: the method's default.
+        hours: wall-clock time for everything; None: 1.
+        labelled: a folder with a folder of images for each class, by which the features are judged before and after.
+        run_dir: folder to write, with a number after its name if it has contents.
+        resume: the folder of a run to go on with, whose settings stay; those that are given must be the same.
+        dry_run: choose and write the config, but do not train.
+        device: "cpu", "cuda", ...; "auto": an accelerator if there is one.
+        overrides: values for the config, `key.sub=value`.
+    Raises:
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+        KeyboardInterrupt: ctrl-C was pressed during training, whose state is saved.
+    """
+    began = time.monotonic()
+    if hours is not None and not (hours > 0 and math.isfinite(hours)):
+        raise ConfigError(f"hours={hours:g}: expected a number above 0.")
+    device = default_device() if device == "auto" else device
+    source = None if photos is None else as_plain(photos)
+    labelled = None if labelled is None else os.path.abspath(labelled)
+    if teacher is not None and "=" in teacher:
+        name, _, weights = teacher.partition("=")
+        teacher = f"{name}={os.path.abspath(weights)}"
+    if resume is not None:
+        given = dict(photos=source, method=method, teacher=teacher, backbone=backbone, hours=hours, labelled=labelled)
+        folder = Path(resume)
+        plan = Plan.read(folder)
+        check_same(plan.request, {**given, "overrides": list(overrides) or None}, folder)
+    else:
+        if source is None:
+            raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
+        method = choose_method(method, teacher)
+        backbone = backbone or METHODS[method].backbone
+        request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
+        folder = make_free_folder(Path(run_dir))
+        plan = make_plan(request, folder, device)
+    if not (folder / BEFORE).is_file():
+        before, _ = measure(plan, folder, device, trained=False)
+        write_text(folder / BEFORE, json.dumps(before))
+    if not plan.choice.step_minutes:
+        plan = choose(plan, folder, device)
+    print(f"chosen    {plan.request.method} of {plan.request.backbone}, {plan.choice.describe(plan.photos)}")
+    print(f"config    {folder / CONFIG}", flush=True)
+    before = read_json(folder / BEFORE, key="--resume")
+    if dry_run:
+        print(f"train it  {resume_command(folder)}")
+        return Pretrained(folder, folder / CONFIG, None, before, {}, None)
+    try:
+        train_in_time(plan, folder, device, began=began)
+    except (KeyboardInterrupt, Interrupted):
+        print(f"interrupted; this goes on with it: {resume_command(folder)}")
+        raise
+    return conclude(plan, folder, device, before, began=began)
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that goes on with a run."""
+    return shlex.join(["vitkit", "pretrain", "--resume", str(folder)])
+
+
+def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
+    """Return a source of images as JSON can hold it; files of a folder stay the same from another working directory."""
+    if isinstance(photos, Mapping):
+        return dict(photos)
+    if isinstance(photos, str | Path):
+        return os.path.abspath(photos)
+    return [os.path.abspath(path) for path in photos]
+
+
+def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None:
+    """Check that a run is resumed as it was started.
+
+    Raises:
+        ConfigError: something else is asked for.
+    """
+    for name, value in given.items():
+        started = getattr(request, name)
+        if value is not None and value != started:
+            raise ConfigError(
+                f"--resume {folder}: this run was started with {name} {started}, not {value}. To go on with it, leave "
+                "out what differs; for another run, leave out --resume."
+            )
+
+
+def make_plan(request: Request, folder: Path, device: str) -> Plan:
+    """Look at the images, write a first config, and return the plan without the chosen settings."""
+    method = METHODS[request.method]
+    check_options(request, folder)
+    photos = check_photos(request.photos, folder)
+    print(f"photos    {photos.summary}")
+    for note in photos.notes:
+        print(f"  note: {note}")
+    usual = method.images["cpu" if device == "cpu" else "other"]
+    images = min(usual, photos.count)
+    if images < usual:
+        print(f"batch     {images} images a step in place of {usual}, as there are no more")
+    plan = Plan(request, photos, Choice(sizes_for(method, photos)[0], images))
+    plan.write(folder)
+    return plan
+
+
+def check_options(request: Request, folder: Path) -> None:
+    """Check the config that the options make, before the images are looked at.
+
+    Raises:
+        ConfigError: a name or a key is unknown.
+    """
+    draft = Plan(
+        request, Photos(request.photos, request.photos, 0, 0, []), Choice(min(METHODS[request.method].sizes), 1)
+    )
+    write_text(folder / CONFIG, config_text(draft, folder))
+    try:
+        load_config(folder / CONFIG)
+    finally:
+        (folder / CONFIG).unlink()
+
+
+def sizes_for(method: Method, photos: Photos) -> list[int]:
+    """Return the sizes up to that of the images, or else the smallest."""
+    return [size for size in method.sizes if size <= photos.short_side] or [min(method.sizes)]
+
+
+def choose(plan: Plan, folder: Path, device: str) -> Plan:
+    """Time a few steps of the smallest size, then of the largest that leaves time for enough steps.
+
+    Raises:
+        ConfigError: the time is too short.
+        TrainingError: training failed.
+    """
+    request, photos = plan.request, plan.photos
+    minutes = 60 * request.hours * TRAINING_SHARE
+    method = METHODS[request.method]
+
+    def timed(choice: Choice) -> Choice:
+        replace(plan, choice=choice).write(folder)
+        command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", device]
+        cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
+        (folder / "timing.txt").unlink(missing_ok=True)
+        note = note_if_busy(cost.minutes, cost.processor_minutes) if device == "cpu" else ""
+        seconds = f"crops of {choice.size} pixels: {60 * cost.minutes:.2f} s a step"
+        print(f"timed     {seconds}{f'; it {note}' if note else ''}", flush=True)
+        return replace(choice, step_minutes=cost.minutes)
+
+    choice = timed(plan.choice)
+    for size in reversed(sizes_for(method, photos)[1:]):
+        if minutes / choice.step_minutes * (choice.size / size) ** 2 >= method.sizes[size]:
+            choice = timed(replace(choice, size=size))
+            break
+    steps = minutes / choice.step_minutes
+    if steps < MIN_STEPS and request.is_paced:
+        least = request.hours * MIN_STEPS / steps
+        raise ConfigError(
+            f"--hours {request.hours:g}: too short: there is time for {pluralize(int(steps), 'steps')}; expected at "
+            f"least {MIN_STEPS}, which take --hours {least + 0.005:.2f}."
+        )
+    repeats = max(1, round(steps * choice.images / (NUM_EPOCHS * photos.count))) if request.is_paced else 1
+    steps_per_epoch = math.ceil(photos.count * repeats / choice.images)
+    choice = replace(choice, repeats=repeats, epochs=max(1, int(steps / steps_per_epoch)))
+    plan = replace(plan, choice=choice)
+    plan.write(folder)
+    return replace(plan, choice=replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"]))
+
+
+def config_text(plan: Plan, folder: Path) -> str:
+    """Return the config of a run, with the reason for each choice."""
+    request, photos, choice = plan.request, plan.photos, plan.choice
+    method = METHODS[request.method]
+    arguments = {"backbone": request.backbone, "data": photos.source, method.size: choice.size}
+    arguments |= {"epochs": choice.epochs, "images_per_step": choice.images}
+    if request.teacher is not None:
+        name, _, weights = request.teacher.partition("=")
+        arguments["teacher"] = dict(type=name, pretrained=weights) if weights else name
+    called = ",\n".join(f"        {name}={value!r}" for name, value in arguments.items())
+    lines = [
+        comment(f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")),
+        comment(f"Written by: {request.command(folder)}"),
+        "",
+        *["from vitkit.config import with_overrides"] * bool(request.overrides),
+        f"from vitkit.configs.pretrain.{method.config} import config as base",
+        "",
+        "",
+        "def config():",
+        f"    {comment(f'{request.method}: {method.text}')}",
+        *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
+        f"    cfg = base(\n{called},\n    )",
+        f'    cfg["data"].update(images_per_gpu={choice.images}, num_workers="auto", on_error="skip")',
+    ]
+    if choice.repeats > 1:
+        lines += [
+            "    # The photos are few: an epoch with each once would be over in seconds.",
+            f'    cfg["data"]["train"]["repeats"] = {choice.repeats}',
+        ]
+    val, metric = shown_images(plan), ""
+    if request.labelled is not None:
+        val = dict(type="ImageFolder", folder=request.labelled, transforms=val["transforms"])
+        metric = ', best_metric="knn/top1"'
+    lines += [
+        f'    cfg["data"]["val"] = {val!r}',
+        *[f'    cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
+        f'    cfg["schedule"]["warmup_epochs"] = {WARMUP_EPOCHS}',
+        *(f"    {line}" for line in method.small),
+        f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
+        f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
+    ]
+    if request.overrides:
+        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {list(request.overrides)!r})"]
+    return "\n".join([*lines, "    return cfg"]) + "\n"
+
+
+def measure(
+    plan: Plan, folder: Path, device: str, *, trained: bool, val: Mapping[str, Any] | None = None
+) -> tuple[dict[str, float], Evaluator]:
+    """Measure the features of the run's backbone.
+
+    Args:
+        trained: whether with the weights that it has learned, or those with which the run starts.
+        val: the dataset, without labels; None: that of the config, with its evaluator.
+    """
+    config = load_config(folder / CONFIG)
+    spec = config["model"]["backbone"]
+    backbone = dict(spec) if isinstance(spec, Mapping) else {"type": spec}
+    data, evaluator = config["data"], config["evaluator"]
+    if trained:
+        backbone["pretrained"] = str(folder)
+    if val is not None:
+        data, evaluator = {**data, "val": val}, UNLABELED
+    return measure_features(backbone, data, evaluator, device=device)
+
+
+def shown_images(plan: Plan) -> dict[str, Any]:
+    """Return the dataset of some images, spread over all, without labels."""
+    transforms = dict(type="ClassificationEvalTransforms", size=plan.choice.size)
+    return dict(type="UnlabelledImages", source=plan.photos.shown, transforms=transforms)
+
+
+def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> None:
+    """Train, or go on with it, until the time is over."""
+    how: dict[str, Any] = dict(config=load_config(folder / CONFIG), run_dir=folder)
+    used = 0.0
+    if (folder / LAST_NAME).is_file():
+        how = dict(resume=folder)
+        with suppress(DataError):  # nothing was logged yet
+            used = 60 * read_log(folder / LOG_NAME)[0][-1]["minutes"]
+    if not plan.request.is_paced:
+        api.train(**how, device=device)
+        return
+
+    def replan(epochs: int, minutes: float) -> dict[str, int]:
+        new = replace(plan, choice=replace(plan.choice, epochs=epochs, step_minutes=minutes))
+        new.write(folder)
+        print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
+        return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
+
+    seconds = 3600 * plan.request.hours
+    train_until(began + seconds - used, replan, seconds=seconds, **how, device=device)
+
+
+def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *, began: float) -> Pretrained:
+    """Measure the trained backbone, write the report, and print the results and how to use them."""
+    request, photos = plan.request, plan.photos
+    after, _ = measure(plan, folder, device, trained=True)
+    _, evaluator = measure(plan, folder, device, trained=True, val=shown_images(plan))
+    last = read_log(folder / LOG_NAME)[0][-1]
+    facts = {
+        "method": f"{request.method}: {METHODS[request.method].text}" + f", {request.teacher}" * bool(request.teacher),
+        "backbone": request.backbone,
+        "images": "; ".join([photos.summary, *photos.notes]),
+        "trained": f"{pluralize(last['step'], 'steps')}, {last['minutes']:.0f} min, {plan.choice.size} pixels",
+        "use it": f"model.backbone.pretrained={folder}",
+    }
+    report = write_pretraining_report(
+        folder / REPORT,
+        title=f"Pretraining on {request.photos if isinstance(request.photos, str) else 'images'}",
+        facts=facts,
+        before=before,
+        after=after,
+        dataset=evaluator.dataset,
+        features=torch.from_numpy(np.stack([evaluator.answers[name] for name in evaluator.dataset.image_ids])),
+    )
+    for name, value in after.items():
+        if name in before:
+            print(f"features  {name} {before[name]:.3f} before, {value:.3f} after ({value - before[name]:+.3f})")
+    print(f"report    {report}")
+    print(f"weights   {folder / BACKBONE_WEIGHTS}")
+    print(f"use it    vitkit start IMAGES ANNOTATIONS model.backbone.pretrained={shlex.quote(str(folder))}")
+    print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * request.hours:.0f} min", flush=True)
+    return Pretrained(folder, folder / CONFIG, folder / BACKBONE_WEIGHTS, before, after, report)
