@@ -194,8 +194,8 @@ def resize_positions_2d(
         table: (1, h * w, C) for the grid (h, w).
         size: (H, W), the new grid.
         mode, antialias: arguments of `torch.nn.functional.interpolate`.
-        offset: resize as if the new grid had this fraction of a row and column more, of which it keeps the first (DINO:
-            0.1).
+        offset: resize, bicubically and without antialiasing, as if the new grid had this fraction of a row and column
+            more (DINO: 0.1); 0: as `mode` and `antialias` say.
     Returns:
         (1, H * W, C).
     """
