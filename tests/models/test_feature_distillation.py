@@ -155,5 +155,5 @@ def test_what_a_teacher_cannot_be_is_named():
         model_of(maps="some")
     with pytest.raises(ConfigError, match="the teacher's images have 1 channels, the student's 3"):
         model_of("resnet", BACKBONES.build(dict(SPECS["vit"], in_channels=1, pixel_mean=[0.5], pixel_std=[0.5])))
-    with pytest.raises(ConfigError, match="forward returns a Tensor; expected a dict of feature maps"):
+    with pytest.raises(ConfigError, match="the teacher is a classifier; expected a backbone of maps"):
         model_of("resnet", BACKBONES.build(dict(SPECS["vit"], num_classes=3)))

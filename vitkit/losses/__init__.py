@@ -9,6 +9,7 @@ from vitkit.losses.grounding import GroundingCriterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.losses.per_pixel import PerPixelCriterion
 from vitkit.losses.reconstruction import ReconstructionLoss
+from vitkit.losses.self_distillation import SelfDistillationLoss
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
@@ -22,6 +23,7 @@ __all__ = [
     "MaskCriterion",
     "PerPixelCriterion",
     "ReconstructionLoss",
+    "SelfDistillationLoss",
     "SequenceLoss",
     "SetCriterion",
 ]

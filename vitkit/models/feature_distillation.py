@@ -70,8 +70,11 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
         """Learn from this backbone from now on; it is frozen. Creates the projections to its channels.
 
         Raises:
-            ConfigError: it takes images of other channels, or its `feature_info` does not match its outputs.
+            ConfigError: it is a classifier, takes images of other channels, or its `feature_info` does not match its
+                outputs.
         """
+        if getattr(network, "is_classifier", False):
+            raise ConfigError("the teacher is a classifier; expected a backbone of maps. Leave its num_classes out.")
         check_feature_info(network)
         if in_channels(network) != in_channels(self.backbone):
             raise ConfigError(
