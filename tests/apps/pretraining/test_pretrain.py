@@ -145,6 +145,16 @@ def test_method_follows_the_teacher():
             choose_method(*arguments)
 
 
+def test_paths_are_found_from_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "lr=1").mkdir(parents=True)
+    assert pretraining.as_absolute("runs/lr=1") == str(tmp_path / "runs" / "lr=1")
+    assert pretraining.as_absolute("resnet50=w.pth") == f"resnet50={tmp_path / 'w.pth'}"
+    assert pretraining.as_absolute("resnet50") == "resnet50"
+    assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")] and pretraining.as_plain({"type": "x"})
+    assert pretraining.as_plain("photos/*.jpg") == str(tmp_path / "photos/*.jpg")
+
+
 def test_wrong_options_are_errors(photos, capsys):
     for arguments, message in (
         (["--hours", "0"], "--hours 0: expected a finite number above 0"),

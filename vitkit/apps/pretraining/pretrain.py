@@ -193,9 +193,7 @@ def pretrain(
     device = default_device() if device == "auto" else device
     source = None if photos is None else as_plain(photos)
     labelled = None if labelled is None else os.path.abspath(labelled)
-    if teacher is not None and "=" in teacher:
-        name, _, weights = teacher.partition("=")
-        teacher = f"{name}={os.path.abspath(weights)}"
+    teacher = None if teacher is None else as_absolute(teacher)
     if resume is not None:
         given = dict(photos=source, method=method, teacher=teacher, backbone=backbone, hours=hours, labelled=labelled)
         folder = Path(resume)
@@ -209,11 +207,11 @@ def pretrain(
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         plan = make_plan(request, folder, device)
+    if not plan.choice.step_minutes:
+        plan = choose(plan, folder, device)
     if not (folder / BEFORE).is_file():
         before, _ = measure(plan, folder, device, trained=False)
         write_text(folder / BEFORE, json.dumps(before))
-    if not plan.choice.step_minutes:
-        plan = choose(plan, folder, device)
     print(f"chosen    {plan.request.method} of {plan.request.backbone}, {plan.choice.describe(plan.photos)}")
     print(f"config    {folder / CONFIG}", flush=True)
     before = read_json(folder / BEFORE, key="--resume")
@@ -240,6 +238,14 @@ def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> A
     if isinstance(photos, str | Path):
         return os.path.abspath(photos)
     return [os.path.abspath(path) for path in photos]
+
+
+def as_absolute(teacher: str) -> str:
+    """Return a teacher whose run's folder, or file of weights, is found from another working directory."""
+    name, is_with_weights, weights = teacher.partition("=")
+    if os.path.exists(teacher):
+        return os.path.abspath(teacher)
+    return f"{name}={os.path.abspath(weights)}" if is_with_weights else name
 
 
 def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None:
@@ -349,8 +355,9 @@ def config_text(plan: Plan, folder: Path) -> str:
     arguments = {"backbone": request.backbone, "data": photos.source, method.size: choice.size}
     arguments |= {"epochs": choice.epochs, "images_per_step": choice.images}
     if request.teacher is not None:
-        name, _, weights = request.teacher.partition("=")
-        arguments["teacher"] = dict(type=name, pretrained=weights) if weights else name
+        name, has_weights, weights = request.teacher.partition("=")
+        is_spec = has_weights and not os.path.exists(request.teacher)
+        arguments["teacher"] = dict(type=name, pretrained=weights) if is_spec else request.teacher
     called = ",\n".join(f"        {name}={value!r}" for name, value in arguments.items())
     lines = [
         comment(f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")),
