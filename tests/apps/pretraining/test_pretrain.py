@@ -271,6 +271,15 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
     assert again.report.is_file()
 
 
+def test_time_that_has_passed_before_training_is_planned_for(photos, step_seconds, monkeypatch):
+    pretrain(photos, hours=1, dry_run=True, **{**OPTIONS, "overrides": TINY})
+    plan = pretraining.Plan.read(Path("runs/pretrain"))
+    calls = []
+    monkeypatch.setattr(pretraining, "train_until", lambda *arguments, **how: calls.append(how["config"]["train"]))
+    pretraining.train_in_time(plan, Path("runs/pretrain"), "cpu", began=pretraining.time.monotonic() - 1800)
+    assert plan.choice.epochs == 20 and calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

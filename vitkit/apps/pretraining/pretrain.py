@@ -19,7 +19,7 @@ from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
-from vitkit.apps.starter.pacing import note_if_busy, train_until
+from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.start import comment, make_free_folder
 from vitkit.apps.training import api
 from vitkit.config import load_config
@@ -95,13 +95,17 @@ class Choice:
         """Return the number of steps of the run."""
         return self.epochs * math.ceil(photos.count * self.repeats / self.images)
 
+    def minutes(self, photos: Photos) -> float:
+        """Return the minutes that the steps take."""
+        return self.steps(photos) * self.step_minutes
+
     def describe(self, photos: Photos) -> str:
         """Return the choices in words."""
-        steps = self.steps(photos)
         times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
+        steps = pluralize(self.steps(photos), "steps")
         return (
             f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
-            f"{pluralize(steps, 'steps')} of {60 * self.step_minutes:.2f} s, {steps * self.step_minutes:.0f} min"
+            f"{steps} of {60 * self.step_minutes:.2f} s, {self.minutes(photos):.0f} min"
         )
 
 
@@ -423,15 +427,12 @@ def shown_images(plan: Plan) -> dict[str, Any]:
 
 def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> None:
     """Train, or go on with it, until the time is over."""
-    how: dict[str, Any] = dict(config=load_config(folder / CONFIG), run_dir=folder)
-    used = 0.0
-    if (folder / LAST_NAME).is_file():
-        how = dict(resume=folder)
+    seconds, used = 3600 * plan.request.hours, 0.0
+    is_resumed = (folder / LAST_NAME).is_file()
+    if is_resumed:
         with suppress(DataError):  # nothing was logged yet
             used = 60 * read_log(folder / LOG_NAME)[0][-1]["minutes"]
-    if not plan.request.is_paced:
-        api.train(**how, device=device)
-        return
+    deadline = began + seconds - used
 
     def replan(epochs: int, minutes: float) -> dict[str, int]:
         new = replace(plan, choice=replace(plan.choice, epochs=epochs, step_minutes=minutes))
@@ -439,8 +440,17 @@ def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> Non
         print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
         return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
 
-    seconds = 3600 * plan.request.hours
-    train_until(began + seconds - used, replan, seconds=seconds, **how, device=device)
+    # Reading the images and timing the steps may have taken long.
+    minutes_left, needed = (deadline - time.monotonic()) / 60 * TRAINING_SHARE, plan.choice.minutes(plan.photos)
+    if plan.request.is_paced and not is_resumed and needed > TOO_SLOW * minutes_left:
+        replan(max(1, int(plan.choice.epochs * minutes_left / needed)), plan.choice.step_minutes)
+    how: dict[str, Any] = (
+        dict(resume=folder) if is_resumed else dict(config=load_config(folder / CONFIG), run_dir=folder)
+    )
+    if plan.request.is_paced:
+        train_until(deadline, replan, seconds=seconds, **how, device=device)
+    else:
+        api.train(**how, device=device)
 
 
 def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *, began: float) -> Pretrained:
