@@ -10,6 +10,7 @@ Methods (default: distil with --teacher, else dino):
     distil  learn the features of a frozen teacher whose weights there are: the most in a short time
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
+What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md.
 
 Examples:
     vitkit pretrain photos --hours 1

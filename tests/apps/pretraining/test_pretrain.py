@@ -145,6 +145,16 @@ def test_method_follows_the_teacher():
             choose_method(*arguments)
 
 
+def test_paths_are_found_from_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "lr=1").mkdir(parents=True)
+    assert pretraining.as_absolute("runs/lr=1") == str(tmp_path / "runs" / "lr=1")
+    assert pretraining.as_absolute("resnet50=w.pth") == f"resnet50={tmp_path / 'w.pth'}"
+    assert pretraining.as_absolute("resnet50") == "resnet50"
+    assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")] and pretraining.as_plain({"type": "x"})
+    assert pretraining.as_plain("photos/*.jpg") == str(tmp_path / "photos/*.jpg")
+
+
 def test_wrong_options_are_errors(photos, capsys):
     for arguments, message in (
         (["--hours", "0"], "--hours 0: expected a finite number above 0"),
@@ -259,6 +269,15 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
     ours, theirs = (read_checkpoint(run.folder / "backbone.pth")["model"] for run in (again, whole))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
     assert again.report.is_file()
+
+
+def test_time_that_has_passed_before_training_is_planned_for(photos, step_seconds, monkeypatch):
+    pretrain(photos, hours=1, dry_run=True, **{**OPTIONS, "overrides": TINY})
+    plan = pretraining.Plan.read(Path("runs/pretrain"))
+    calls = []
+    monkeypatch.setattr(pretraining, "train_until", lambda *arguments, **how: calls.append(how["config"]["train"]))
+    pretraining.train_in_time(plan, Path("runs/pretrain"), "cpu", began=pretraining.time.monotonic() - 1800)
+    assert plan.choice.epochs == 20 and calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
 
 
 @pytest.mark.parametrize(

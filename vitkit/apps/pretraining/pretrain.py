@@ -19,7 +19,7 @@ from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
-from vitkit.apps.starter.pacing import note_if_busy, train_until
+from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.start import comment, make_free_folder
 from vitkit.apps.training import api
 from vitkit.config import load_config
@@ -95,13 +95,17 @@ class Choice:
         """Return the number of steps of the run."""
         return self.epochs * math.ceil(photos.count * self.repeats / self.images)
 
+    def minutes(self, photos: Photos) -> float:
+        """Return the minutes that the steps take."""
+        return self.steps(photos) * self.step_minutes
+
     def describe(self, photos: Photos) -> str:
         """Return the choices in words."""
-        steps = self.steps(photos)
         times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
+        steps = pluralize(self.steps(photos), "steps")
         return (
             f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
-            f"{pluralize(steps, 'steps')} of {60 * self.step_minutes:.2f} s, {steps * self.step_minutes:.0f} min"
+            f"{steps} of {60 * self.step_minutes:.2f} s, {self.minutes(photos):.0f} min"
         )
 
 
@@ -193,9 +197,7 @@ def pretrain(
     device = default_device() if device == "auto" else device
     source = None if photos is None else as_plain(photos)
     labelled = None if labelled is None else os.path.abspath(labelled)
-    if teacher is not None and "=" in teacher:
-        name, _, weights = teacher.partition("=")
-        teacher = f"{name}={os.path.abspath(weights)}"
+    teacher = None if teacher is None else as_absolute(teacher)
     if resume is not None:
         given = dict(photos=source, method=method, teacher=teacher, backbone=backbone, hours=hours, labelled=labelled)
         folder = Path(resume)
@@ -209,11 +211,11 @@ def pretrain(
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         plan = make_plan(request, folder, device)
+    if not plan.choice.step_minutes:
+        plan = choose(plan, folder, device)
     if not (folder / BEFORE).is_file():
         before, _ = measure(plan, folder, device, trained=False)
         write_text(folder / BEFORE, json.dumps(before))
-    if not plan.choice.step_minutes:
-        plan = choose(plan, folder, device)
     print(f"chosen    {plan.request.method} of {plan.request.backbone}, {plan.choice.describe(plan.photos)}")
     print(f"config    {folder / CONFIG}", flush=True)
     before = read_json(folder / BEFORE, key="--resume")
@@ -240,6 +242,14 @@ def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> A
     if isinstance(photos, str | Path):
         return os.path.abspath(photos)
     return [os.path.abspath(path) for path in photos]
+
+
+def as_absolute(teacher: str) -> str:
+    """Return a teacher whose run's folder, or file of weights, is found from another working directory."""
+    name, is_with_weights, weights = teacher.partition("=")
+    if os.path.exists(teacher):
+        return os.path.abspath(teacher)
+    return f"{name}={os.path.abspath(weights)}" if is_with_weights else name
 
 
 def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None:
@@ -349,8 +359,9 @@ def config_text(plan: Plan, folder: Path) -> str:
     arguments = {"backbone": request.backbone, "data": photos.source, method.size: choice.size}
     arguments |= {"epochs": choice.epochs, "images_per_step": choice.images}
     if request.teacher is not None:
-        name, _, weights = request.teacher.partition("=")
-        arguments["teacher"] = dict(type=name, pretrained=weights) if weights else name
+        name, has_weights, weights = request.teacher.partition("=")
+        is_spec = has_weights and not os.path.exists(request.teacher)
+        arguments["teacher"] = dict(type=name, pretrained=weights) if is_spec else request.teacher
     called = ",\n".join(f"        {name}={value!r}" for name, value in arguments.items())
     lines = [
         comment(f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")),
@@ -416,15 +427,12 @@ def shown_images(plan: Plan) -> dict[str, Any]:
 
 def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> None:
     """Train, or go on with it, until the time is over."""
-    how: dict[str, Any] = dict(config=load_config(folder / CONFIG), run_dir=folder)
-    used = 0.0
-    if (folder / LAST_NAME).is_file():
-        how = dict(resume=folder)
+    seconds, used = 3600 * plan.request.hours, 0.0
+    is_resumed = (folder / LAST_NAME).is_file()
+    if is_resumed:
         with suppress(DataError):  # nothing was logged yet
             used = 60 * read_log(folder / LOG_NAME)[0][-1]["minutes"]
-    if not plan.request.is_paced:
-        api.train(**how, device=device)
-        return
+    deadline = began + seconds - used
 
     def replan(epochs: int, minutes: float) -> dict[str, int]:
         new = replace(plan, choice=replace(plan.choice, epochs=epochs, step_minutes=minutes))
@@ -432,8 +440,17 @@ def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> Non
         print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
         return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
 
-    seconds = 3600 * plan.request.hours
-    train_until(began + seconds - used, replan, seconds=seconds, **how, device=device)
+    # Reading the images and timing the steps may have taken long.
+    minutes_left, needed = (deadline - time.monotonic()) / 60 * TRAINING_SHARE, plan.choice.minutes(plan.photos)
+    if plan.request.is_paced and not is_resumed and needed > TOO_SLOW * minutes_left:
+        replan(max(1, int(plan.choice.epochs * minutes_left / needed)), plan.choice.step_minutes)
+    how: dict[str, Any] = (
+        dict(resume=folder) if is_resumed else dict(config=load_config(folder / CONFIG), run_dir=folder)
+    )
+    if plan.request.is_paced:
+        train_until(deadline, replan, seconds=seconds, **how, device=device)
+    else:
+        api.train(**how, device=device)
 
 
 def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *, began: float) -> Pretrained:
