@@ -45,6 +45,14 @@ RT_DETR = [
     *("model.backbone.pretrained=false", "model.neck.num_blocks=1", "model.head.num_decoder_layers=2"),
     *("model.num_queries=20", "model.training_queries=[]"),
 ]
+DEIMV2 = [
+    *("model.backbone.pretrained=false", "model.head.num_decoder_layers=2", "model.num_queries=20"),
+    "model.training_queries=[]",
+]
+SMALL_VIT = [
+    "model.backbone.vit=dict(type='ViT', d_model=192, depth=3, num_heads=3, positions='rotary')",
+    *("model.backbone.blocks=[0,1,2]", "model.neck.num_blocks=1"),
+]
 RF_DETR = [
     *("model.backbone.pretrained=false", "model.backbone.depth=4", "model.backbone.d_model=192"),
     *("model.backbone.global_blocks=[2]", "model.backbone.out_features=['block2','block4']"),
@@ -66,6 +74,8 @@ MODELS = {  # name: (config, overrides)
     "RT-DETR": ("rtdetr_r18", RT_DETR),
     "RT-DETRv2": ("rtdetrv2_r18", [*RT_DETR, "model.head.num_points=[2,4,3]"]),
     "D-FINE": ("dfine_n_coco", RT_DETR),
+    "DEIMv2 on HGNetV2": ("deimv2_atto_coco", DEIMV2),
+    "DEIMv2 on ViT": ("deimv2_s_coco", [*DEIMV2, *SMALL_VIT]),
     "RF-DETR": ("rf_detr_n_coco", RF_DETR),
     "RF-DETR-Seg": ("rf_detr_seg_n_coco", RF_DETR),
     "MaskFormer": ("quickstart/maskformer_semantic", []),
@@ -76,9 +86,10 @@ MODELS = {  # name: (config, overrides)
     "captioner, LSTM": ("caption_sat_soft_flickr8k", [RESNET, "model.backbone.out_features=['res5']"]),
     "translator": ("quickstart/translation", []),
 }
+DEIMV2S = ("DEIMv2 on HGNetV2", "DEIMv2 on ViT")
 OVER_TOLERANCE = {
     (name, form)
-    for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2", "D-FINE", "RF-DETR", "RF-DETR-Seg")
+    for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2", "D-FINE", "RF-DETR", "RF-DETR-Seg", *DEIMV2S)
     for form in ("onnx fp16", "onnx int8", "torch fp16")
 } - {("RF-DETR", "onnx fp16")}
 """What may differ, as these models select locations by score: with random weights the scores are nearly equal, and

@@ -14,7 +14,7 @@ from vitkit.apps.pretraining.methods import METHODS, choose_method
 from vitkit.apps.pretraining.photos import check_photos
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.engine.hooks import Hook
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import BACKBONES
 from vitkit.tools.pretrain import main
 from vitkit.weights import load_pretrained, read_checkpoint
@@ -155,6 +155,26 @@ def test_wrong_options_are_errors(photos, capsys):
     ):
         assert message in error_of(capsys, str(photos), *arguments)
     assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ("vit_tiny_patch16", "no route.*teacher NAME=FILE"),
+        ("resnet18=nowhere.pth", "nowhere.pth"),
+        ("runs/nothing", "runs/nothing"),
+    ],
+)
+def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_nothing(
+    photos, monkeypatch, teacher, message
+):
+    def unreachable(url, *, checksum):
+        raise CheckpointError("cannot download it (no route).")
+
+    monkeypatch.setattr("vitkit.weights.sources.fetch_file", unreachable)
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        pretrain(photos, teacher=teacher, device="cpu", overrides=["data.num_workers=0"])
+    assert not any(Path("runs/pretrain").iterdir())
 
 
 def labelled(folder: Path) -> Path:

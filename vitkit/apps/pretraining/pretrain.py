@@ -16,7 +16,7 @@ import torch
 
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
-from vitkit.apps.pretraining.photos import Photos, check_photos
+from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import note_if_busy, train_until
@@ -27,7 +27,8 @@ from vitkit.config.overrides import split_override
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.hooks import Interrupted
-from vitkit.errors import ConfigError, DataError
+from vitkit.engine.trainer import check_training
+from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
@@ -257,7 +258,7 @@ def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None
 
 
 def make_plan(request: Request, folder: Path, device: str) -> Plan:
-    """Look at the images, write a first config, and return the plan without the chosen settings."""
+    """Look at the images, write a first config and check it; return the plan without the chosen settings."""
     method = METHODS[request.method]
     check_options(request, folder)
     photos = check_photos(request.photos, folder)
@@ -270,6 +271,12 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
         print(f"batch     {images} images a step in place of {usual}, as there are no more")
     plan = Plan(request, photos, Choice(sizes_for(method, photos)[0], images))
     plan.write(folder)
+    try:
+        check_training(load_config(folder / CONFIG), torch.device(device))
+    except VitkitError as error:  # such as a teacher without weights
+        for name in (PLAN, CONFIG, IMAGES, SHOWN):
+            (folder / name).unlink(missing_ok=True)
+        raise type(error)(str(error).replace("model.teacher.pretrained=FILE", "--teacher NAME=FILE")) from error
     return plan
 
 
@@ -374,7 +381,7 @@ def config_text(plan: Plan, folder: Path) -> str:
         f'    cfg["schedule"]["warmup_epochs"] = {WARMUP_EPOCHS}',
         *(f"    {line}" for line in method.small),
         f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
-        f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
+        f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
     ]
     if request.overrides:
         lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {list(request.overrides)!r})"]
