@@ -15,6 +15,13 @@ import torch.distributed as dist
 from vitkit.distributed import close_distributed
 
 PROCESSES = multiprocessing.get_context("forkserver")
+ROOT = Path(__file__).resolve().parents[2]
+# A run imports all that a config may name.
+REGISTERED = [
+    f"vitkit.{package}.{path.stem}"
+    for package in ("matchers", "models", "necks", "seq2seq")
+    for path in sorted((ROOT / "vitkit" / package).glob("[a-z]*.py"))
+]
 # Otherwise each process would spend seconds on imports. A tool imports what trains only when it runs.
 PROCESSES.set_forkserver_preload(
     [
@@ -26,6 +33,8 @@ PROCESSES.set_forkserver_preload(
         "vitkit.apps.training.testing",
         "vitkit.configs.quickstart.detr",
         "vitkit.data.synthetic.shapes",
+        "vitkit.engine.optimizers",
+        "vitkit.engine.schedules",
         "vitkit.engine.trainer",
         "vitkit.evaluation",
         "vitkit.losses",
@@ -33,6 +42,7 @@ PROCESSES.set_forkserver_preload(
         "vitkit.models.dino",
         "vitkit.tools.test",
         "vitkit.tools.train",
+        *REGISTERED,
     ]
 )
 
