@@ -19,6 +19,11 @@ Examples:
     vitkit analyze quickstart/classifier --training-macs
     vitkit analyze configs/resnet50_in1k.py --training-macs --samples 1281167
 
+How alike the layers of backbones are (CKA), to each other and to those of another model. Weights are those of a run,
+a checkpoint, or those that a backbone's `pretrained` names, or else random:
+    vitkit analyze runs/vit --images photos --cka
+    vitkit analyze vit_base_patch16 pretrained=true --images photos --cka resnet50
+
 The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
 14 x 14 patches (768 GiB and 112 MiB):
     vitkit analyze ViT patch_size=1 depth=48 num_heads=16 d_model=1024 classifier.pooling=mean \\
@@ -79,6 +84,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", nargs="?", const="accuracy.png", metavar="FILE", help=text)
     text = "plot the MACs and memory of clip backbones by frames and crop size into this file; MODEL is a pattern"
     parser.add_argument("--clips", metavar="PNG", help=text)
+    text = (
+        "report only how alike the layers of the backbone are, by linear CKA on --images, and draw it; with a model "
+        "(and its weights or overrides), also with the layers of that one"
+    )
+    parser.add_argument("--cka", nargs="*", metavar="OTHER", help=text)
+    parser.add_argument("--images", type=Path, metavar="DIR", help="folder with the images for --cka")
+    parser.add_argument("--out", type=Path, help="the PNG file of --cka to write (default: cka.png)")
     text = "text lengths in tokens, for text models"
     parser.add_argument("--lengths", nargs="+", type=positive, metavar="N", help=text)
     text = "report only parameters; counting MACs runs the model once"
@@ -99,7 +111,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if args.plot and Path(args.plot).suffix != ".png":
         parser.error(f"--plot: {args.plot!r} does not end in .png; a pattern of names stands before --plot")
     modes = {"--table": args.table, "--clips": args.clips, "--training": args.training}
-    modes |= {"--attention-matrices": args.attention_matrices}
+    modes |= {"--attention-matrices": args.attention_matrices, "--cka": args.cka is not None}
     chosen = [option for option, value in modes.items() if value]
     if chosen and (args.training_macs or args.samples):
         parser.error(f"--training-macs counts the training of one config; leave out {chosen[0]}")
@@ -107,6 +119,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"{', '.join(chosen)}: these are different reports; choose one")
     if args.depth < 0:
         parser.error("--depth is at least 0")
+    if (args.images is None) != (args.cka is None) or (args.out and args.cka is None):
+        parser.error("--images and --out are those of --cka, which needs --images")
+    args.out = args.out or Path("cka.png")
+    if args.out.suffix != ".png":
+        parser.error(f"--out: '{args.out}' does not end in .png")
     if args.clips and Path(args.clips).suffix != ".png":
         parser.error(f"--clips: {args.clips!r} does not end in .png")
     if args.repeats is not None and not args.time:
@@ -132,6 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     import vitkit
     from vitkit.apps.analysis.reports.api import attention_memory, step_memory
     from vitkit.apps.analysis.reports.backbones import plot_published_accuracy, variants
+    from vitkit.apps.analysis.reports.layers import IMAGES_PER_BATCH, layer_similarity
     from vitkit.apps.analysis.reports.text import TextCosts
     from vitkit.tools import analyze_tables as tables
 
@@ -148,6 +166,27 @@ def main(argv: list[str] | None = None) -> None:
         elif args.clips:
             check_out("--clips", Path(args.clips))
             result = tables.clips(variants(args.model), args.clips, prints=not args.json)
+        elif args.cka is not None:
+            check_out("--out", args.out)
+            other, *rest = args.cka or [None]
+            other_weights, other_overrides = split_weights(rest)
+            del model["frames"]
+            model["batch_size"] = IMAGES_PER_BATCH if args.batch_size == 1 else args.batch_size
+            result = layer_similarity(
+                args.model,
+                args.images,
+                other,
+                **model,
+                other_weights=other_weights,
+                other_overrides=other_overrides,
+                device=args.device,
+                out=args.out,
+            )
+            if args.json:
+                result = [asdict(similarities) for similarities in result]
+            else:
+                tables.print_similarities(result)
+                print(f"\nThe plot is {args.out}.")
         elif args.training:
             result = step_memory(args.model, **model, gpus=args.training, activations=not args.no_macs)
             show = tables.print_step_memory

@@ -9,6 +9,7 @@ import torch
 
 from vitkit.apps.analysis.reports.api import AttentionMemory, Counted, ImageCosts, StepMemory
 from vitkit.apps.analysis.reports.backbones import clip_costs, count_variant, plot_clip_costs
+from vitkit.apps.analysis.reports.layers import Similarities
 from vitkit.apps.analysis.reports.text import TextCosts
 from vitkit.apps.analysis.reports.training import TrainingMacs
 
@@ -52,6 +53,20 @@ def print_costs(costs: ImageCosts, device: str) -> None:
     if costs.training is not None:
         plural, one = ("clips", "a clip") if len(costs.input) == 5 else ("images", "an image")
         print("\n" + training_text(costs.training, plural, f" ({one} of {shape_text(costs.input[2:])})"))
+
+
+def print_similarities(results: Sequence[Similarities]) -> None:
+    """Print the last comparison: for layers of the first model, spread evenly, the nearest layers of the second."""
+    result = results[-1]
+    cka = torch.tensor(result.cka)
+    if result.first == result.second:  # a layer is most like itself
+        cka = cka.clone().fill_diagonal_(-1.0)
+    print(f"CKA (linear, unbiased) of {len(result.layers)} layers of {result.first} on {result.num_images} images, and")
+    print(f"the nearest of {len(result.other_layers)} layers of {result.second}:")
+    width = max(map(len, result.layers))
+    for i in sorted(set(torch.linspace(0, len(cka) - 1, 16).round().int().tolist())):
+        value, j = cka[i].max(dim=0)
+        print(f"  {result.layers[i]:{width}}  {value:.3f}  {result.other_layers[j]}")
 
 
 def with_own(rows: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

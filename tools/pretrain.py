@@ -15,8 +15,8 @@ Examples:
     vitkit pretrain photos --hours 1
     vitkit pretrain photos --teacher vit_small_patch16_dino --backbone resnet18
     vitkit pretrain photos --teacher resnet50=resnet50.pth             # a file of weights, no download
-    vitkit pretrain photos --method mae --backbone vit_small_patch16 --labelled flowers --out runs/mae
-    vitkit pretrain photos --out runs/pretrain --resume      # after ctrl-C, a kill or a lost machine
+    vitkit pretrain photos --method mae --backbone vit_small_patch16 --labelled flowers --run-dir runs/mae
+    vitkit pretrain --resume runs/pretrain                             # after ctrl-C, a kill or a lost machine
     vitkit start photos labels.json model.backbone.pretrained=runs/pretrain
 """
 
@@ -32,8 +32,7 @@ METHODS = ("distil", "mae", "dino")
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("photos", help="folder, pattern or text file of names of the images")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values for the config")
+    parser.add_argument("rest", nargs="*", metavar="PHOTOS", help="the images, and key.sub=value for the config")
     parser.add_argument("--method", choices=METHODS, help="how to learn (default: distil with --teacher, else dino)")
     parser.add_argument(
         "--teacher",
@@ -44,15 +43,21 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--backbone", metavar="NAME", help=text)
     parser.add_argument("--hours", type=float, help="wall-clock time for everything (default: 1)")
     text = "folder with a folder of images for each class, by which the features are judged before and after"
-    parser.add_argument("--labelled", "--labeled", metavar="FOLDER", help=text)
+    parser.add_argument("--labelled", metavar="CLASSES", help=text)
     text = "folder of the run (default: runs/pretrain)"
-    parser.add_argument("--out", type=Path, default=Path("runs/pretrain"), metavar="RUN", help=text)
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/pretrain"), help=text)
+    text = "go on with the run in this folder"
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    if wrong := [word for word in args.overrides if not is_override(word)]:
-        parser.error(f"expected one source of images, got also {', '.join(wrong)}; quote a pattern")
+    args.overrides = [word for word in args.rest if is_override(word)]
+    sources = [word for word in args.rest if not is_override(word)]
+    if len(sources) > 1:
+        parser.error(f"expected one source of images, got {', '.join(sources)}; put a pattern in quotes")
+    if not sources and args.resume is None:
+        parser.error("expected images to learn from, such as a folder, or --resume FOLDER")
+    args.photos = sources[0] if sources else None
     if args.hours is not None and not 0 < args.hours < float("inf"):
         parser.error(f"--hours {args.hours:g}: expected a finite number above 0")
     return args
@@ -62,7 +67,19 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
         try:
-            vitkit.pretrain(**vars(args))
+            vitkit.pretrain(
+                args.photos,
+                method=args.method,
+                teacher=args.teacher,
+                backbone=args.backbone,
+                hours=args.hours,
+                labelled=args.labelled,
+                run_dir=args.run_dir,
+                resume=args.resume,
+                dry_run=args.dry_run,
+                device=args.device,
+                overrides=args.overrides,
+            )
         except KeyboardInterrupt:
             sys.exit(130)
 

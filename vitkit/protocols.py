@@ -276,6 +276,19 @@ class FixedDetections(Protocol):
 
 
 @runtime_checkable
+class Reconstructs(Protocol):
+    """A model that learns by reconstructing patches of images that it does not see."""
+
+    mask_ratio: float
+    """Fraction of the patches that are removed."""
+    norm_pix: bool
+    """Whether it predicts each patch relative to the patch's own mean and standard deviation."""
+
+    def reconstruct(self, images: Tensor, *, noise: Tensor | None = None) -> Any:
+        """Return what it makes of images, `vitkit.models.mae.Reconstruction`."""
+
+
+@runtime_checkable
 class GenerativeModel(Protocol):
     """A model that makes its predictions step by step, such as text."""
 

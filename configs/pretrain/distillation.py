@@ -12,6 +12,8 @@ arguments).
 Run:       torchrun --nproc-per-node 8 tools/train.py distil_r50_dinov2_base_in1k
            A detector takes the result as model.backbone.pretrained=runs/distil_r50_dinov2_base_in1k.
 Reference: none published for this form.
+Here:      not yet run on ImageNet; beginnings on 205 photos: README.md. On small images:
+           configs/quickstart/distillation.py.
 """
 
 VARIANTS = {

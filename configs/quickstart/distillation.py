@@ -5,7 +5,9 @@ The teacher is the model of vit.py, whose weights are in the package; it was tra
 nearest neighbors among the student's features then tell apart.
 
 Run:  python tools/train.py configs/quickstart/distillation.py
-      vitkit train quickstart/classifier model.backbone.pretrained=runs/distillation     # from what it has learned
+      vitkit train quickstart/classifier "model.backbone=dict(type='ResNet', depth=18, base_channels=32,
+          pretrained='runs/distillation')"                                        # from what it has learned
+Here: not yet run to its end; in 20 steps on 640 images the validation loss falls from 2.0 to 1.6.
 """
 
 

@@ -71,6 +71,22 @@ def test_every_backbone_can_be_built_by_its_spec_and_by_its_constructor_in_the_s
     assert not all(parameter.requires_grad for parameter in parameters.values())
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_feature_info_is_that_of_the_maps(name):
+    """Models check it for backbones of timm and of users only."""
+    model = BACKBONES.build(SPECS[name]).eval()
+    size = (64, 128)
+    with torch.no_grad():
+        maps = model(torch.zeros(1, 3, *(2,) * (name in ("clips", "timesformer")), *size))
+    expected = [
+        (feature, info.channels, *(side // info.stride for side in size))
+        for feature, info in model.feature_info.items()
+    ]
+    assert [(feature, x.shape[1], *x.shape[-2:]) for feature, x in maps.items()] == expected
+    strides = [info.stride for info in model.feature_info.values()]
+    assert strides == sorted(strides)
+
+
 @pytest.mark.parametrize("name", PYRAMIDS)
 def test_backbone_with_fewer_output_maps_has_no_parameter_without_a_gradient(name):
     torch.manual_seed(0)

@@ -142,7 +142,8 @@ def test_a_run_interrupted_within_an_epoch_continues_at_the_same_fraction_withou
     assert f"the epoch had 8 batches and has 16 now: it continues at batch {2 * done}" in Path("output.txt").read_text()
 
 
-SHARDED = ["train.strategy=fsdp", "train.sharded_checkpoints=true"]
+# Saving takes most of the time of such a run.
+SHARDED = ["train.strategy=fsdp", "train.sharded_checkpoints=true", "train.save_every_steps=none"]
 
 
 @needs_newer_torch

@@ -14,6 +14,7 @@ from vitkit import ConfigError
 from vitkit.apps.explanations.backbones import backbone_attention, draw_class_token
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.engine.hooks import Hook, SelfDistillationSchedules
+from vitkit.losses.self_distillation import SelfDistillationLoss
 from vitkit.registry import DATASETS
 from vitkit.weights import read_checkpoint
 
@@ -144,6 +145,27 @@ def test_a_killed_run_continues_bit_for_bit(whole, tmp_path, step):
         assert all(torch.equal(value, b[name]) for name, value in a.items())
     assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
     assert losses_of(whole[0]) == losses_of(tmp_path / "run")
+
+
+def test_a_skipped_step_moves_neither_teacher_nor_center(tmp_path, monkeypatch):
+    original, calls, states = SelfDistillationLoss.forward, [], []
+
+    def sometimes_nan(criterion, outputs, targets):
+        calls.append(0)
+        losses = original(criterion, outputs, targets)
+        return {name: value * (math.nan if len(calls) == 3 else 1) for name, value in losses.items()}
+
+    class States(Hook):
+        def after_step(self, run, step):
+            names = ("center", "backbone.cls_token", "head.mlp.0.weight")
+            state = run.model.state_dict()
+            states.append((step.decision.take, [state[name].clone() for name in names]))
+
+    monkeypatch.setattr(SelfDistillationLoss, "forward", sometimes_nan)
+    train(tmp_path / "run", make_config(epochs=2), hooks=[States()])
+    assert [taken for taken, _ in states] == [True, False, True, True]
+    assert all(torch.equal(a, b) for a, b in zip(states[0][1], states[1][1]))
+    assert not any(torch.equal(a, b) for a, b in zip(states[1][1], states[2][1]))
 
 
 def two_ranks_train(folder: Path) -> None:

@@ -179,6 +179,15 @@ CLASSIFIERS = {
 }
 
 
+SEEN = {"points", "rollout", "class_token", "class_token_masks"}
+PRETRAINING = {
+    "MAE": (dict(decoder_d_model=8, decoder_depth=1, decoder_num_heads=2), SEEN | {"reconstruction"}),
+    "SelfDistillation": (dict(num_prototypes=4, hidden_channels=8, bottleneck_channels=4), SEEN),
+    "FeatureDistillation": (dict(teacher=dict(type="ViT", **VIT)), SEEN),
+}
+"""Models that learn without labels, on a small ViT."""
+
+
 def dense_model(name: str) -> nn.Module:
     """Build a model of `DENSE` with random weights."""
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ from vitkit.configs.quickstart.detr import config as quickstart
 def config():
     world = dict(type="ShapesDetection", image_size=32)
     cfg = quickstart()
+    cfg["model"]["backbone"].update(base_channels=8, out_features=["res2"])  # saving takes time for each tensor
     cfg["model"]["neck"]["out_channels"] = 16
     cfg["model"]["head"].update(
         d_model=16, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=1, dropout=0.1

@@ -1,9 +1,12 @@
 """Names of MAE's weights: the original's and the transformers library's, both ways, with and without the decoder."""
 
+import json
+
 import pytest
 import torch
 from golden.weights import load_case
 
+import vitkit
 from vitkit import build_model
 from vitkit.model_zoo.converters import convert_official, write_names
 from vitkit.models.mae import MAE
@@ -72,3 +75,20 @@ def test_a_decoder_of_another_grid_has_its_own_positions(model):
     load_weights(other, write_names(model, "official").state)
     assert torch.equal(other.decoder_pos_embed, expected)
     assert torch.equal(other.mask_token, model.mask_token)
+
+
+def test_a_folder_of_the_library_is_written_and_read(model, tmp_path):
+    spec = dict(
+        type="MAE", decoder_d_model=16, decoder_depth=2, decoder_num_heads=2, norm_pix=False, mask_ratio=0.5,
+        backbone={**VIT, "positions": "sincos"},
+    )  # fmt: skip
+    torch.save({"model": model.state_dict()}, tmp_path / "mae.pth")
+    result = vitkit.convert(dict(model=spec), tmp_path / "folder", to="transformers", weights=tmp_path / "mae.pth")
+    assert result.names == "transformers ViTMAE"
+    settings = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert settings["architectures"] == ["ViTMAEForPreTraining"] and "id2label" not in settings
+    assert settings["decoder_intermediate_size"] == 64 and settings["norm_pix_loss"] is False
+    assert "pipeline_tag: image-feature-extraction" in (tmp_path / "folder" / "README.md").read_text()
+    read = vitkit.load(tmp_path / "folder").model
+    assert (read.mask_ratio, read.norm_pix, read.backbone.pos_embed.requires_grad) == (0.5, False, False)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in read.state_dict().items())

@@ -13,6 +13,7 @@ from vitkit.losses import FeatureDistillationLoss
 from vitkit.models.pretraining import maps_and_features, pooled_features
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
+from vitkit.structures import Batch
 
 SPECS = {
     "resnet": dict(type="ResNet", depth=18, base_channels=8),
@@ -113,6 +114,31 @@ def test_the_teacher_is_no_part_of_the_model_and_never_changes():
 
     model.to(torch.float64)
     assert {x.dtype for x in network.parameters()} == {torch.float64}  # it goes where the model goes
+
+
+def test_the_teachers_channels_are_centered_and_scaled_and_constant_ones_do_not_count():
+    model = model_of("resnet", "resnet")
+    last = model.frozen_teacher.network.layer4[-1]
+    last.register_forward_hook(lambda module, args, x: x.index_fill(1, torch.tensor([0]), 3.0))
+    batches = [Batch({"images": images_of()}, [{}] * 2), Batch({"images": images_of().flip(2)}, [{}] * 2)]
+    raw = torch.cat([model.teach(batch.inputs["images"]) for batch in batches])
+    model.measure_teacher(iter(batches))
+    outputs = [model(**batch.inputs) for batch in batches]
+    for name, x in (("teacher_map", raw[:, :, 1:]), ("teacher_features", raw[:, :, :1])):
+        got = torch.cat(
+            [output[name].flatten(2) if name == "teacher_map" else output[name][..., None] for output in outputs]
+        )
+        expected = (x - x.mean((0, 2), keepdim=True)) / x.std((0, 2), correction=0, keepdim=True)
+        torch.testing.assert_close(got[:, 1:], expected[:, 1:].nan_to_num(), rtol=1e-4, atol=1e-4)  # some are 0 anyway
+        assert not got[:, 0].any() and got.any()
+    average = MovingAverage(model, decay=0.9)
+    for _ in range(3):
+        average.update_parameters(model)
+    assert torch.equal(average.module.teacher_statistics, model.teacher_statistics)
+
+    plain = model_of("resnet", "resnet", standardize=False)
+    plain.measure_teacher(iter(batches))
+    torch.testing.assert_close(plain(images_of())["teacher_map"].flatten(2), plain.teach(images_of())[:, :, 1:])
 
 
 def test_a_trained_model_needs_no_teacher():

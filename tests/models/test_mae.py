@@ -16,6 +16,7 @@ from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights, read_checkpoint
 
 SMALL = dict(type="ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=(16, 32), positions="sincos")
+PIXELS = dict(patch_size=1, image_size=4, in_channels=1, pixel_mean=[0.5], pixel_std=[0.2])
 DECODER = dict(decoder_d_model=8, decoder_depth=1, decoder_num_heads=2)
 
 

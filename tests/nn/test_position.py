@@ -1,8 +1,16 @@
 import math
 
+import pytest
 import torch
 
-from vitkit.nn.position import pad_rotations, rotary_positions_2d, rotate, sine_positions_1d, sine_positions_2d
+from vitkit.nn.position import (
+    pad_rotations,
+    resize_positions_2d,
+    rotary_positions_2d,
+    rotate,
+    sine_positions_1d,
+    sine_positions_2d,
+)
 
 
 def test_1d_encoding_equals_the_formula_of_the_paper():
@@ -55,3 +63,13 @@ def test_prefix_tokens_are_not_rotated():
     turned = rotate(x, rotations)
     assert torch.equal(turned[:, :3], x[:, :3]) and not torch.allclose(turned[:, 3:], x[:, 3:])
     assert pad_rotations(None, 3) is None
+
+
+@pytest.mark.parametrize(("grid", "size"), [((14, 14), (6, 6)), ((14, 10), (30, 41)), ((4, 4), (3, 1))])
+def test_positions_with_an_offset_are_torchs_for_that_factor(grid, size):
+    table = torch.randn(1, grid[0] * grid[1], 8, generator=torch.Generator().manual_seed(0))
+    factors = [(new + 0.1) / old for new, old in zip(size, grid)]
+    maps = table.mT.unflatten(2, grid)
+    expected = torch.nn.functional.interpolate(maps, scale_factor=factors, mode="bicubic").flatten(2).mT
+    torch.testing.assert_close(resize_positions_2d(table, grid, size, offset=0.1), expected, atol=1e-5, rtol=1e-5)
+    assert resize_positions_2d(table, grid, grid, offset=0.1) is table

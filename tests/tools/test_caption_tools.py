@@ -202,7 +202,7 @@ def test_errors_name_what_is_wrong(tiny, images, tmp_path):
     cached = "data.cache_features=maps"
     assert "data.train.transforms: they draw random numbers" in fails(train_tool.main, tiny, cached, random)
     assert "Set model.freeze_backbone=True" in fails(train_tool.main, tiny, cached, "model.freeze_backbone=False")
-    assert "DETR is not a captioner" in fails(train_tool.main, "quickstart/detr", cached)
+    assert "DETR is neither a captioner" in fails(train_tool.main, "quickstart/detr", cached)
 
 
 def test_rare_random_flips_are_detected():

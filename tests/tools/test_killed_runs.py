@@ -2,17 +2,18 @@
 
 import os
 import random
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.forked_python import forked_python
 from helpers.real_runs import CONFIG, LAST_STEP, assert_same, die_in, finish, of_ranks, reached, start, wait_for_step
 
 from vitkit.engine import validation
@@ -166,22 +167,14 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
 
 def test_signal_to_a_whole_process_group_saves_the_run():
     """As with Slurm, the workers also get the signal."""
-    command = [sys.executable, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "group", "--device", "cpu"]
-    process = subprocess.Popen(
-        [*command, "data.num_workers=2", "train.epochs=200", "schedule.end_factor=1.0"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    while reached("group") < 3 and process.poll() is None:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 143, output[-2000:]
-    resume = shlex.join([str(ROOT / "tools" / "train.py"), "--resume", "group", "--device", "cpu"])
-    assert resume in output and "Traceback" not in output
+    Path("output.txt").unlink(missing_ok=True)
+    options = ["data.num_workers=2", "data.start_workers=fork", "train.epochs=200", "schedule.end_factor=1.0"]
+    processes = start("tiny.py", "--run-dir", "group", *options, prepare=os.setsid)
+    wait_for_step("group", 3, processes)
+    os.killpg(processes[0].pid, signal.SIGTERM)
+    assert finish(processes) == [143]
+    output = Path("output.txt").read_text()
+    assert "Resume with:" in output and "--resume group --device cpu" in output and "Traceback" not in output
     assert read_checkpoint("group/last.pth")["progress"]["step"] >= 3
 
 
@@ -232,23 +225,29 @@ def config():
 """
 
 
-def agent(run: str, *options: str, **variables: str) -> subprocess.Popen:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Iterator[Path]:
+    with forked_python(tmp_path_factory.mktemp("python")) as command:
+        yield command
+
+
+def agent(run: str, *options: str, python: str | Path = sys.executable, **variables: str) -> subprocess.Popen:
     """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables."""
     Path("breaking.py").write_text(BREAKING)
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
+    command = [str(python), "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
     return subprocess.Popen(
         [*command, *of_ranks(2), "--run-dir", run, "--device", "cpu"],
-        env={**os.environ, **environment, **variables},
+        env={**os.environ, **environment, "PYTHON_EXEC": str(python), **variables},  # torchrun starts ranks with it
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def torchrun(run: str, *options: str) -> tuple[int, str]:
+def torchrun(run: str, *options: str, python: str | Path = sys.executable) -> tuple[int, str]:
     """Run one agent with two processes; return its exit status and all output."""
-    process = agent(run, "--standalone", "--nproc-per-node", "2", *options)
+    process = agent(run, "--standalone", "--nproc-per-node", "2", *options, python=python)
     said = process.communicate(timeout=150)[1]
     return process.returncode, said
 
@@ -262,15 +261,15 @@ def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown():
     assert read_checkpoint("broken/last.pth")["progress"]["step"] >= 6
 
 
-def test_run_resumes_automatically_under_torchrun_with_restarts():
-    status, said = torchrun("restarted", "--max-restarts", "1")
+def test_run_resumes_automatically_under_torchrun_with_restarts(python):
+    status, said = torchrun("restarted", "--max-restarts", "1", python=python)
     assert status == 0, said[-3000:]
     assert Path("restarted", "broke").exists()
     assert_same("restarted", "whole2")
 
 
 @pytest.mark.parametrize("slurm", [False, pytest.param(True, marks=SLOW)])
-def test_run_on_two_machines_resumes_automatically(slurm):
+def test_run_on_two_machines_resumes_automatically(slurm, python):
     """Two agents meet as on two machines. Only the one whose process fails counts a restart."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -281,7 +280,7 @@ def test_run_on_two_machines_resumes_automatically(slurm):
     # On a busy machine, an agent may first see that the other one has left, and use up a restart.
     options = ["--nnodes", "2", "--nproc-per-node", "1", *meeting, "--local-addr", "127.0.0.1", "--max-restarts", "3"]
     run = "restarted_slurm" if slurm else "restarted2"
-    agents = [agent(run, *options, **job) for job in jobs]
+    agents = [agent(run, *options, python=python, **job) for job in jobs]
     try:
         said = [process.communicate(timeout=150)[1] for process in agents]
     finally:

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.forked_python import forked_python
 from helpers.real_runs import CONFIG, reached
 
 from vitkit.weights import read_checkpoint
@@ -44,14 +46,20 @@ def batch_file(port: int) -> str:
     return text
 
 
+@pytest.fixture
+def python(tmp_path_factory) -> Iterator[Path]:
+    with forked_python(tmp_path_factory.mktemp("python")) as command:
+        yield command
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
-def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypatch):
+def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypatch, python):
     monkeypatch.chdir(tmp_path)
     Path("tiny.py").write_text(CONFIG)
     for name, text in {
         "srun": SRUN,
         "scontrol": SCONTROL,
-        "torchrun": f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n',
+        "torchrun": f'#!/bin/bash\nexec {python} -m torch.distributed.run "$@"\n',
     }.items():
         Path("bin").mkdir(exist_ok=True)
         Path("bin", name).write_text(text)
@@ -63,6 +71,7 @@ def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypat
             Path("train.sbatch").write_text(batch_file(free.getsockname()[1]))
         slurm = dict(SLURM_NNODES="2", SLURM_NTASKS="2", SLURM_JOB_ID="17", SLURM_JOB_NODELIST="node[1-2]")
         slurm |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
+        slurm |= {"PYTHON_EXEC": str(python)}  # torchrun starts ranks with it
         search = {"PATH": f"{Path.cwd() / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{Path.cwd()}"}
         with open("output.txt", "a") as output:
             return subprocess.Popen(

@@ -95,7 +95,7 @@ def init_linear(module: nn.Module) -> None:
 
 
 def check_feature_info(backbone: nn.Module) -> None:
-    """Check a backbone's `feature_info` against the maps that it returns for a small image of zeros.
+    """Check the `feature_info` of a user's or timm's backbone against the maps that it returns for an image of zeros.
 
     It draws no random numbers. A backbone that rejects the image's size (DataError) is not checked, nor is one that
     raises another error, which is logged.
@@ -103,6 +103,9 @@ def check_feature_info(backbone: nn.Module) -> None:
     Raises:
         ConfigError: names, order, channels or strides differ.
     """
+    place = type(backbone).__module__
+    if place.startswith("vitkit.backbones.") and place != "vitkit.backbones.timm_adapter":
+        return  # tests hold it, and an image takes longer than building most of the model
     infos, name = backbone.feature_info, type(backbone).__name__
     stride = max(info.stride for info in infos.values())
     height = math.ceil(64 / stride) * stride

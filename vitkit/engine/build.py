@@ -18,6 +18,7 @@ from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
 from vitkit.engine.checkpointing import rng_state, set_rng_state
+from vitkit.engine.lora import LoRARun
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
@@ -343,9 +344,10 @@ def load_initial_weights(
 
 
 def prepare_model(
-    model: nn.Module, settings: TrainSettings, device: torch.device
+    model: nn.Module, settings: TrainSettings, device: torch.device, lora: LoRARun | None = None
 ) -> tuple[nn.Module, nn.Module | None]:
-    """Move the model to the device, with the memory format, batch norms and sharding that the settings specify.
+    """Move the model to the device, with the memory format, batch norms and sharding that the settings specify, and
+    add the pairs of LoRA.
 
     Returns:
         the model; and if it is sharded and has a moving average, a copy for that, sharded alike.
@@ -360,6 +362,8 @@ def prepare_model(
             )
         else:
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    if lora is not None:
+        lora.add_pairs(model)
     if settings.strategy != "fsdp":
         model = model.to(device)
         return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None

@@ -7,9 +7,10 @@ import random
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ LAST_NAME, BEST_NAME = "last.pth", "best.pth"
 CONFIG_NAME = "config.json"
 STEP_NAME = "step_{:08d}.pth"
 _STEP_PATTERN = "step_*.pth"
+_WEIGHTS = {"model", "ema"}
+"""The parts that are weights, or their average."""
 _UNFIT_STATE_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """The errors that objects raise when given the state of another kind of object."""
 
@@ -83,6 +86,8 @@ class RunCheckpoints:
     """The criterion's meters; every rank has its own sums."""
     saved_with: Mapping[str, Any]
     """Plain values to store in every checkpoint."""
+    left_out: Collection[str] = ()
+    """Entries of the weights, and of their average, that are not saved: training does not change them."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Plain values that evaluations change; resuming restores them."""
     keep: int
@@ -116,6 +121,8 @@ class RunCheckpoints:
             return
         model = self.parts["model"]
         weights = _num_bytes([*model.parameters(), *model.buffers()])
+        if self.left_out:
+            weights -= _num_bytes(value for name, value in model.state_dict().items() if name in self.left_out)
         # The first checkpoint is smaller than the later ones, as the optimizer has no state yet.
         state = optimizer_state_bytes(self.parts["optimizer"])
         full = weights + state + (weights if "ema" in self.parts else 0)
@@ -222,6 +229,8 @@ class RunCheckpoints:
         All ranks must call it."""
         model = self.parts["model"]
         state = {name: state_of(part, model, full=full) for name, part in parts.items()}
+        for name in _WEIGHTS & state.keys() if self.left_out else ():
+            state[name] = {key: value for key, value in state[name].items() if key not in self.left_out}
         if full:
             return state
         return write_shards(broadcast_object(_free_folder(self.run_dir, step) if is_main() else None), state)
@@ -287,10 +296,19 @@ class RunCheckpoints:
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
         # A sharded model's optimizer has no state before its first step.
-        in_shards = "shards" in state and (name in ("model", "ema") or (name == "optimizer" and "state" in stored))
+        in_shards = "shards" in state and (name in _WEIGHTS or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
+        if name in _WEIGHTS:
+            stored = self.complete(stored)
         load_state(part, stored, model, full=not in_shards)
+
+    def complete(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return saved weights with those that are left out, which the model has."""
+        if not self.left_out:
+            return weights
+        own = self.parts["model"].state_dict()
+        return {**weights, **{name: own[name] for name in self.left_out}}
 
     def _load_per_rank(self, path: Path, state: Mapping[str, Any], same_for_any_ranks: bool) -> None:
         if not state["rng"] or not isinstance(state["rng"], list):
@@ -348,12 +366,26 @@ def remove_unused_shards(folder: Path) -> None:
     if not shard_folders:
         return
     try:
-        used = {find_shards_folder(path) for path in folder.glob("*.pth")}
+        # last.pth is another name of the newest step's file.
+        files = {_identity(path): path for path in sorted(folder.glob("*.pth"))}
+        used = {_shards_folder_of(path, identity) for identity, path in files.items()}
     except CheckpointError:
         return  # the damaged checkpoint may refer to any of them
     for path in shard_folders:
         if path.name not in used:
             shutil.rmtree(path, ignore_errors=True)
+
+
+@lru_cache(maxsize=64)
+def _shards_folder_of(path: Path, identity: tuple[int, ...]) -> str | None:
+    """Return `find_shards_folder(path)`, for which a file is read only once: it takes a tenth of a second or more."""
+    return find_shards_folder(path)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return numbers that change when a file is written."""
+    file = path.stat()
+    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:

@@ -41,8 +41,9 @@ def cache_features(
             "out data.cache_features."
         )
     files = {}
-    for split in model.splits_with_features:
-        dataset = datasets[split]
+    for split, dataset in datasets.items():
+        if split not in model.splits_with_features:
+            continue
         if not isinstance(dataset, FeatureSource):
             raise ConfigError(
                 f"data.cache_features: data.{split}, {type(dataset).__name__}, cannot read features. Expected images "

@@ -50,7 +50,7 @@ _LEASE_SECONDS = 120.0
 _PACKAGES = ("vitkit", "torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
 
 # Their saved states contain these values: a change would have no effect, or would not fit.
-_FIXED = ("optimizer", "schedule", "train.strategy")
+_FIXED = ("optimizer", "schedule", "train.strategy", "train.lora")
 _WITHOUT_EFFECT_ON_STEPS = (
     "data.val",
     "data.test",

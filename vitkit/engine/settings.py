@@ -11,6 +11,7 @@ from vitkit.config import value_at
 from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import has_bfloat16
 from vitkit.errors import ConfigError
+from vitkit.nn.lora import LoRA, LoRAOptions
 from vitkit.registry import SECTIONS, Spec
 from vitkit.text_format import pluralize
 
@@ -78,6 +79,8 @@ class TrainSettings:
     sharded_checkpoints: bool = False
     """With "fsdp": each GPU writes its shards, into a folder that the checkpoint refers to, so that no process holds
     the full model; any number of GPUs can resume from such a checkpoint, and all tools read it."""
+    lora: LoRAOptions | None = None
+    """Train updates of low rank in place of the layers' weights, see `vitkit.nn.lora.LoRA`; None: train the weights."""
     hooks: Sequence[Spec] = ()
     """Additional hooks of the run, see `vitkit.engine.hooks.Hook`."""
 
@@ -102,6 +105,14 @@ class TrainSettings:
             )
         if self.sharded_checkpoints and self.strategy != "fsdp":
             raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has shards to write.")
+        if self.lora is not None:
+            LoRA(**self.lora)
+            if self.strategy == "fsdp":
+                raise ConfigError(
+                    "train.lora: checkpoints leave out the frozen weights, which those of a sharded model cannot. Use "
+                    "train.strategy=ddp: frozen weights have no gradients and no optimizer state, so they need little "
+                    "memory."
+                )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
         for name in ("ema_decay", "restart_ema_decay"):

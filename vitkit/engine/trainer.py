@@ -32,6 +32,7 @@ from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.feature_cache import cache_features
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
+from vitkit.engine.lora import LoRARun
 from vitkit.engine.restart import restart_from_best, restore_average
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import (
@@ -55,6 +56,7 @@ from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import plot_training
 from vitkit.weights import find_weights
+from vitkit.weights.contents import LORA
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -178,14 +180,19 @@ def build_run(
     with first_rank_first():
         if source := build.add_teacher(model, metadata.get("classes")):
             logger.info("teacher: weights from %s", source)
+    lora = None if settings.lora is None else LoRARun(model, settings.lora, init)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
+        if lora is not None:
+            lora.begin(model)
         if data.cache_features is not None:
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
         build.measure_teacher(model.to(device), loader, data.batch_size_per_gpu)
-    model, model_to_average = build.prepare_model(model, settings, device)
+    elif lora is not None:
+        lora.resume(model, folder.checkpoint)
+    model, model_to_average = build.prepare_model(model, settings, device, lora)
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
         seed_everything(settings.seed + rank())
@@ -204,7 +211,8 @@ def build_run(
         settings=settings,
         device=device,
         run_dir=folder.path,
-        saved_with={"config": json.dumps(config), **metadata},
+        saved_with={"config": json.dumps(config), **metadata, **({} if lora is None else {LORA: lora.about})},
+        left_out=() if lora is None else lora.left_out,
         owns_folder=folder.is_mine,
         model_to_average=model_to_average,
     )

@@ -97,7 +97,7 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     if plain_only() or is_traced() or not torch.is_grad_enabled():
         return linear(F.gelu(x), weight, bias)
-    if torch.is_autocast_enabled(x.device.type):
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):  # meta tensors have no autocast
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return _GeluLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
@@ -109,8 +109,7 @@ class _GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        with torch.autocast(x.device.type, enabled=False):
-            return linear(F.gelu(x), weight, bias)
+        return linear(F.gelu(x), weight, bias)
 
     @staticmethod
     @once_differentiable

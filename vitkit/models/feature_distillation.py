@@ -82,9 +82,10 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
         infos = self.backbone.feature_info
         self.teacher_feature, info = list(network.feature_info.items())[-1]
         self.teacher_stride = info.stride
-        means, deviations = torch.zeros(2, info.channels), torch.ones(2, info.channels)
-        self.register_buffer("teacher_statistics", torch.stack([means, deviations]))
-        """Mean and standard deviation of the channels, of the map and of the pooled features; see `measure_teacher`."""
+        means, scales = torch.zeros(2, info.channels), torch.ones(2, info.channels)
+        self.register_buffer("teacher_statistics", torch.stack([means, scales]))
+        """Mean and inverse standard deviation of the channels, of the map and of the pooled features; see
+        `measure_teacher`."""
         # Of two equally near, the finer one.
         nearest = min(infos, key=lambda name: (abs(math.log(infos[name].stride / info.stride)), infos[name].stride))
         names = list(infos) if self.maps == "all" else [nearest]
@@ -144,8 +145,8 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
                 "features: the stored ones are from another teacher than the model's. Leave `features` out of the "
                 "dataset: data.cache_features=FOLDER computes them."
             )
-        mean, deviation = self.teacher_statistics
-        teacher_map = (features[:, :, 1:] - mean[0, :, None]) / deviation[0, :, None]
+        mean, scale = self.teacher_statistics
+        teacher_map = (features[:, :, 1:] - mean[0, :, None]) * scale[0, :, None]
         teacher_map = teacher_map.unflatten(2, [side // self.teacher_stride for side in self.teacher_size(images)])
         maps, pooled = maps_and_features(self.backbone, self.prepare(images))
         size = teacher_map.shape[-2:]
@@ -158,7 +159,7 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
             "pred_maps": pred_maps,
             "pred_features": self.image_projection(pooled),
             "teacher_map": teacher_map,
-            "teacher_features": (features[:, :, 0] - mean[1]) / deviation[1],
+            "teacher_features": (features[:, :, 0] - mean[1]) * scale[1],
         }
         return outputs if self.training else {**outputs, "features": pooled}
 
@@ -203,7 +204,8 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
         deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
         # A channel that is the same everywhere, such as that of a dead ReLU, teaches nothing.
         is_constant = deviation <= 1e-6 * deviation.mean(1, keepdim=True)
-        self.teacher_statistics.copy_(torch.stack([mean, deviation.masked_fill(is_constant, torch.inf)]))
+        scale = deviation.masked_fill(is_constant, 1).reciprocal().masked_fill(is_constant, 0)
+        self.teacher_statistics.copy_(torch.stack([mean, scale]))
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Leave out what only training needs if there is no teacher, in place."""

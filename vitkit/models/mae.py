@@ -84,7 +84,10 @@ class MAE(PretrainingModel):
             Block(decoder_d_model, decoder_num_heads, d_mlp=4 * decoder_d_model) for _ in range(decoder_depth)
         )
         self.decoder_norm = nn.LayerNorm(decoder_d_model, eps=1e-6)
-        self.decoder_pred = Linear(decoder_d_model, self.backbone.patch_size**2 * self.backbone.in_channels)
+        num_values = self.backbone.patch_size**2 * self.backbone.in_channels
+        if norm_pix and num_values == 1:
+            raise ConfigError("norm_pix=True: a patch of one value has no standard deviation. Set norm_pix=False.")
+        self.decoder_pred = Linear(decoder_d_model, num_values)
         self._initialize(with_backbone=not isinstance(backbone, nn.Module))
 
     def _initialize(self, *, with_backbone: bool) -> None:

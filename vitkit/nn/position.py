@@ -1,7 +1,6 @@
 """Position encodings."""
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -203,7 +202,24 @@ def resize_positions_2d(
     if grid == size:
         return table
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).mT.unflatten(2, grid)
-    target: dict[str, Any] = {"size": size}
     if offset:
-        target = {"scale_factor": [(new + offset) / old for new, old in zip(size, grid)]}
-    return F.interpolate(maps, **target, mode=mode, antialias=antialias).flatten(2).mT.to(table.dtype)
+        rows, columns = (_cubic_weights(old, new, offset, maps.device) for old, new in zip(grid, size))
+        resized = rows.to(maps.dtype) @ maps @ columns.to(maps.dtype).mT
+    else:
+        resized = F.interpolate(maps, size=size, mode=mode, antialias=antialias)
+    return resized.flatten(2).mT.to(table.dtype)
+
+
+def _cubic_weights(old: int, new: int, offset: float, device: torch.device) -> Tensor:
+    """Return the weights, (new, old) float32, of bicubic interpolation without antialiasing as `torch.nn.functional`'s,
+    by the factor (new + offset) / old.
+
+    That takes factors which are not the quotient of the sizes, but a graph that is exported for any size cannot.
+    """
+    places = (torch.arange(new, dtype=torch.float32, device=device) + 0.5) * (old / (new + offset)) - 0.5
+    cells = torch.arange(-2, old + 2, device=device)  # two beyond each border, where the outermost are repeated
+    x = (places[:, None] - cells).abs()
+    near = (1.25 * x - 2.25) * x * x + 1
+    far = ((-0.75 * x + 3.75) * x - 6) * x + 3
+    weights = torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
+    return weights @ F.one_hot(cells.clamp(0, old - 1), old).to(weights.dtype)

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 
+LORA = "lora"
+"""Entry of a checkpoint that leaves out the weights that LoRA froze: its rank, alpha and base."""
+
 _OF_DINO = {"backbone.cls_token", "head.last_layer.weight_v"}
 """Entries of DINO's or iBOT's teacher, of which a ViT's has the first and a ResNet's only the second."""
 
@@ -21,8 +24,13 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[s
         parts: names of state dicts; if it has them all, the result is their tensors, each with its part's name as
             prefix.
     Raises:
-        CheckpointError: it contains no tensors.
+        CheckpointError: it contains no tensors, or only those that LoRA trained.
     """
+    if is_of_lora(checkpoint):
+        raise CheckpointError(
+            f"{name}: has only what LoRA trained on {checkpoint[LORA]['base']['source']}. Write the merged weights "
+            f"first: vitkit convert {name} --to vitkit --out merged.pth."
+        )
     if parts and all(isinstance(checkpoint.get(part), Mapping) for part in parts):
         states = {part: checkpoint[part] for part in parts}
         return {
@@ -47,6 +55,12 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[s
         keys = ", ".join(map(str, list(state)[:5])) + (", …" if len(state) > 5 else "")
         raise CheckpointError(f"{name}: contains no tensors (keys: {keys}). Expected a model's state dict.")
     return tensors
+
+
+def is_of_lora(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has only what LoRA trained, and names the weights that it was trained on."""
+    about = checkpoint.get(LORA)
+    return isinstance(about, Mapping) and "base" in about
 
 
 def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.protocols import AdaptsState, Backbone, Model, child
 from vitkit.registry import Spec
-from vitkit.weights.contents import classes_of, state_dict_of
+from vitkit.weights import lora
+from vitkit.weights.contents import LORA, classes_of, is_of_lora, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
 from vitkit.weights.names import fetch_weights
 from vitkit.weights.published import converters
@@ -118,7 +120,8 @@ def load_weights(
     Args:
         source: a checkpoint file, a name in the model zoo's index ("detr_r50", downloaded once), a folder of the
             transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (also wrapped as
-            {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one.
+            {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one; low-rank
+            updates are merged into the weights that they were trained on.
         classes: the model's class names. A vitkit checkpoint that was trained on other classes is then rejected, even
             if there are as many.
         new_class_head: the weights are a start for training: if the classes differ, keep the model's fresh class head
@@ -138,6 +141,9 @@ def load_weights(
     else:
         path, zoo_name = fetch_weights(source)
         checkpoint, name = read_checkpoint(path), str(path)
+    if is_of_lora(checkpoint):
+        load_base(model, checkpoint[LORA]["base"], name)
+        checkpoint = lora.merge(model.state_dict(), checkpoint, name)
     state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
 
     official = None
@@ -198,6 +204,28 @@ def load_weights(
             "earlier checkpoint."
         )
     return report
+
+
+def load_base(model: nn.Module, base: lora.Base, name: str) -> None:
+    """Load the weights that a checkpoint was trained on with LoRA.
+
+    Args:
+        base: what the checkpoint says about them.
+        name: its name.
+    Raises:
+        CheckpointError: they are missing, differ from those of the training, or do not fit the model.
+    """
+    weights = lora.find_base(base, name)
+    part = child(model, base["part"]) if base["part"] else model
+    if part is None:
+        raise CheckpointError(
+            f"{name}: was trained on weights of a {base['part']}, which {type(model).__name__} lacks."
+        )
+    if not base["part"]:
+        load_weights(model, weights, new_class_head=True, partial=True)
+        return
+    with getattr(part, "completing_state", nullcontext)():
+        load_weights(part, weights, new_class_head=True, strict=False)
 
 
 def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

@@ -9,22 +9,17 @@ from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError
 from vitkit.protocols import Backbone, Model, child
-from vitkit.registry import BACKBONES, nearest
-from vitkit.weights.download import fetch_file
-from vitkit.weights.hub import fetch_repository, is_hub_name
+from vitkit.registry import BACKBONES
 from vitkit.weights.loading import LoadReport, load_weights
-from vitkit.weights.names import BACKBONE_WEIGHTS, backbone_weights
+from vitkit.weights.names import BACKBONE_WEIGHTS
 from vitkit.weights.reading import read_checkpoint
-from vitkit.weights.transformers_folder import is_transformers_folder
+from vitkit.weights.sources import find_source
 
 logger = logging.getLogger("vitkit")
-
-RANDOM_INSTEAD = ", or start from random weights (model.backbone.pretrained=False)"
-"""The last remedy in errors about missing weights."""
 
 
 def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | None:
@@ -75,7 +70,7 @@ def _warn_if_frozen(backbone: Backbone) -> None:
 def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = True) -> None:
     """Load the weights that a value of `pretrained` refers to into a backbone; arguments and errors are those of
     `load_pretrained`."""
-    found = _find(source)
+    found = find_source(source)
     try:
         with getattr(backbone, "completing_state", nullcontext)():
             # A backbone does not need the classifier, and a classifier for other classes cannot use it.
@@ -127,48 +122,3 @@ def _describe(backbone: Mapping[str, Any] | nn.Module) -> str:
         return f"{type(backbone).__name__} with {count / 1e6:.1f} M parameters"
     arguments = (f"{key}={value!r}" for key, value in backbone.items() if key not in ("type", "pretrained"))
     return f"{backbone['type']}({', '.join(arguments)})"
-
-
-def _find(source: str) -> Path | Mapping[str, Any]:
-    """Return the file or state dict that a value of `pretrained` refers to."""
-    if source.startswith("timm/"):
-        return _timm_weights(source.removeprefix("timm/"))
-    if source.startswith(("http://", "https://", "file://")):
-        url, _, checksum = source.partition("#sha256=")
-        try:
-            return fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE)"
-                f"{RANDOM_INSTEAD}."
-            ) from error
-    if is_hub_name(source):
-        return fetch_repository(source)
-    if isdir(source) and not is_transformers_folder(Path(source)):
-        try:
-            return backbone_weights(Path(source))
-        except ConfigError as error:
-            raise CheckpointError(f"pretrained: {error}") from error
-    if not isfile(source) and not is_transformers_folder(Path(source)):
-        raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, the folder of a pretraining run, a URL "
-            f"('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME'){RANDOM_INSTEAD}."
-        )
-    return Path(source)
-
-
-def _timm_weights(name: str) -> dict[str, Tensor]:
-    import timm
-
-    if not timm.is_model_pretrained(name):
-        raise CheckpointError(
-            f"pretrained: timm {timm.__version__} has no weights named {name!r}. "
-            f"{nearest(name, timm.list_pretrained())}"
-        )
-    try:
-        return timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
-        raise CheckpointError(
-            f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
-            f"(model.backbone.pretrained=FILE){RANDOM_INSTEAD}."
-        ) from error

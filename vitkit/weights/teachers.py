@@ -14,9 +14,10 @@ from vitkit.registry import BACKBONES, Spec, nearest
 from vitkit.weights.contents import state_dict_of
 from vitkit.weights.loading import load_weights
 from vitkit.weights.names import fetch_weights, find_weights
-from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone
+from vitkit.weights.pretrained import load_pretrained, trained_backbone
 from vitkit.weights.published import load_published_config
 from vitkit.weights.reading import read_checkpoint, read_metadata
+from vitkit.weights.sources import RANDOM_INSTEAD
 
 
 class Teacher(NamedTuple):

@@ -5,7 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, MASKS, PROMPT, TEXTS, dense_model, text_model
+from helpers.every_model import (
+    CLASSIFIERS,
+    CLIPS,
+    DENSE,
+    IMAGE,
+    MASKS,
+    PRETRAINING,
+    PROMPT,
+    TEXTS,
+    VIT,
+    dense_model,
+    text_model,
+)
 from matplotlib.figure import Figure
 
 from vitkit import build_model
@@ -54,7 +66,8 @@ def test_every_registered_model_is_tested():
         classes = {registry.resolve(name)[0] for name in registry.names()}
         return {cls.__name__ for cls in classes if cls.__module__.startswith("vitkit.")}
 
-    assert classes_of(MODELS) == {name.split()[0] for name in (*DENSE, *TEXTS)} | {"Classifier"}
+    others = {"Classifier", "DistilledClassifier"}  # classifiers are explained by their backbone
+    assert classes_of(MODELS) == {name.split()[0] for name in (*DENSE, *TEXTS, *PRETRAINING)} | others
     assert classes_of(BACKBONES) == set(CLASSIFIERS)
 
 
@@ -86,6 +99,17 @@ def test_classifiers_are_explained(name, unsaved, tmp_path):
     predictor = Predictor(build_model(dict(type="Classifier", backbone=dict(type=name, **spec), num_classes=3)), "abc")
     predictor.sampling = expected if expected == CLIPS else None
     check(lambda result: explain_image(predictor, IMAGE, request(), result), expected, tmp_path)
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_models_that_learn_without_labels_are_explained(name, unsaved, tmp_path):
+    torch.manual_seed(0)
+    options, expected = PRETRAINING[name]
+    predictor = Predictor(build_model(dict(type=name, backbone=dict(type="ViT", **VIT), **options)), ())
+    result = check(lambda result: explain_image(predictor, IMAGE, request(), result), expected, tmp_path)
+    assert ("loss of the removed patches, mean of 3 masks" in result.numbers) == (name == "MAE")
+    with pytest.raises(ConfigError, match="^queries: not for "):
+        explain_image(predictor, IMAGE, request(), Explanation(tmp_path), options=["queries"])
 
 
 def test_page_says_how_many_layers_are_left_out(unsaved, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from vitkit.apps.pretraining.methods import METHODS, choose_method
 from vitkit.apps.pretraining.photos import check_photos
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.engine.hooks import Hook
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import BACKBONES
 from vitkit.tools.pretrain import main
 from vitkit.weights import load_pretrained, read_checkpoint
@@ -98,11 +98,11 @@ def error_of(capsys, *arguments: str) -> str:
 def test_too_few_images_are_an_error_that_says_what_was_wrong(tmp_path, capsys, count):
     write_photos(tmp_path / "photos", count)
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    error = error_of(capsys, str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
+    error = error_of(capsys, str(tmp_path / "photos"), "--run-dir", str(tmp_path / "run"))
     assert f"photos': {count} image" in error and "expected at least 2. Add some. 1 unreadable file left out" in error
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty' has no image"):
-        pretrain(tmp_path / "empty", out=tmp_path / "run")
+        pretrain(tmp_path / "empty", run_dir=tmp_path / "run")
 
 
 def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
@@ -128,7 +128,8 @@ def test_the_config_says_why_and_how(photos, step_seconds):
     result = pretrain(photos, hours=2, dry_run=True, **{**OPTIONS, "overrides": TINY})
     text = result.config.read_text()
     assert "# 5 images, 130 pixels at the short side (median)\n" in text
-    assert f"# Written by: vitkit pretrain {photos} --method=mae --backbone=vit_tiny_patch16 --hours=2 --out=" in text
+    command = f"vitkit pretrain {photos} --method=mae --backbone=vit_tiny_patch16 --hours=2 --run-dir=runs/pretrain"
+    assert f"# Written by: {command} " in text and "5760 steps of 1.00 s, 96 min\n" in text
     assert "# The photos are few" in text and "model.backbone.depth=1" in text
     assert result.weights is None and result.after == {} and {"spread", "rank"} == result.before.keys()
 
@@ -147,12 +148,33 @@ def test_method_follows_the_teacher():
 def test_wrong_options_are_errors(photos, capsys):
     for arguments, message in (
         (["--hours", "0"], "--hours 0: expected a finite number above 0"),
-        (["labels.json"], "expected one source of images, got also labels.json"),
+        (["labels.json"], "labels.json; put a pattern in quotes"),
         (["--method", "mae", "model.backbon.depth=2"], "backbon"),
-        (["--resume"], "has no pretrain.json, as vitkit pretrain writes it. Leave --resume out."),
+        (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
         (["--backbone", "resnet19"], "resnet19"),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
+    assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ("vit_tiny_patch16", "no route.*teacher NAME=FILE"),
+        ("resnet18=nowhere.pth", "nowhere.pth"),
+        ("runs/nothing", "runs/nothing"),
+    ],
+)
+def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_nothing(
+    photos, monkeypatch, teacher, message
+):
+    def unreachable(url, *, checksum):
+        raise CheckpointError("cannot download it (no route).")
+
+    monkeypatch.setattr("vitkit.weights.sources.fetch_file", unreachable)
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        pretrain(photos, teacher=teacher, device="cpu", overrides=["data.num_workers=0"])
+    assert not any(Path("runs/pretrain").iterdir())
 
 
 def labelled(folder: Path) -> Path:
@@ -168,7 +190,7 @@ def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretraining, "time_steps", lambda command, folder, minutes: StepCost(0.001, 0.001, 1.0))
         return pretrain(
-            write_photos(folder / "photos"), out=folder / "run", labelled=labelled(folder / "labelled"), **OPTIONS
+            write_photos(folder / "photos"), run_dir=folder / "run", labelled=labelled(folder / "labelled"), **OPTIONS
         )
 
 
@@ -192,7 +214,7 @@ def test_a_run_ends_with_weights_and_a_report(whole):
 
 
 def test_another_run_gets_another_folder(photos, step_seconds):
-    first, second = (pretrain(photos, out="run", dry_run=True, **OPTIONS).folder.name for _ in range(2))
+    first, second = (pretrain(photos, run_dir="run", dry_run=True, **OPTIONS).folder.name for _ in range(2))
     assert (first, second) == ("run", "run-2")
 
 
@@ -221,7 +243,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
 
     api_train = pretraining.api.train
     source, out = whole.folder.parent / "photos", tmp_path / "run"
-    options = dict(OPTIONS, labelled=whole.folder.parent / "labelled", out=out)
+    options = dict(OPTIONS, labelled=whole.folder.parent / "labelled", run_dir=out)
     with monkeypatch.context() as patch:
         if stage == "train":
             patch.setattr(pretraining.api, "train", killed_later)
@@ -229,8 +251,10 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
             patch.setattr(pretraining, stage, killed)
         with pytest.raises(Killed):
             pretrain(source, **options)
-    is_planned = stage != "check_photos"
-    again = pretrain(source, **options, resume=is_planned)
+    if stage == "check_photos":  # nothing was done yet
+        again = pretrain(source, **options)
+    else:
+        again = pretrain(resume=out, device="cpu")
     assert again.folder == out and again.before == whole.before and again.after == whole.after
     ours, theirs = (read_checkpoint(run.folder / "backbone.pth")["model"] for run in (again, whole))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
@@ -247,8 +271,8 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
 )
 def test_a_run_is_not_resumed_as_another_one(whole, change, message):
     before = (whole.folder / "pretrain.json").read_text()
-    with pytest.raises(ConfigError, match=rf"{message}.*leave --resume|{message}"):
-        pretrain(whole.folder.parent / "photos", out=whole.folder, resume=True, **change)
+    with pytest.raises(ConfigError, match=rf"{message}.*for another run, leave out --resume"):
+        pretrain(resume=whole.folder, **change)
     assert (whole.folder / "pretrain.json").read_text() == before and (whole.folder / "last.pth").is_file()
 
 

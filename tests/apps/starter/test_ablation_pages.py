@@ -1,5 +1,6 @@
 """The table and the plot of a set of runs."""
 
+import re
 import shlex
 
 import pytest
@@ -155,4 +156,50 @@ def ablation():
 
     (tmp_path / "losses.py").write_text(text.replace("curves=", "settings="))
     with pytest.raises(ConfigError, match=r"losses\.py: power_law is fitted to curves; give curves="):
+        sets.read_set(tmp_path / "losses.py")
+
+
+FRONTIER = """'Losses.'
+def ablation():
+    sizes, tokens = (10**5, 10**6, 10**7), (10**6, 10**7, 10**8)
+    return dict(
+        base="b", metrics=["nll"], arms={f"{n} by {d}": {} for n in sizes for d in tokens},
+        frontier={f"{n} by {d}": (n, d) for n in sizes for d in tokens}, least_loss=1.0,
+    )
+"""
+
+
+def test_compute_frontier_is_on_the_page_and_in_a_plot_of_its_own(tmp_path):
+    (tmp_path / "losses.py").write_text(FRONTIER)
+    ablation = sets.read_set(tmp_path / "losses.py")
+    run = dict(epochs=1, steps=1, processor_minutes=0.1, versions={}, threads=1, device="cpu", command="")
+    evaluations = dict(epoch=1, processor_minutes=0.1)
+
+    def loss(n, d):
+        return 1.5 + 99 * n**-0.4 + 99 * d**-0.4
+
+    rows = [
+        run | dict(arm=arm, seed=seed, evaluations=[evaluations | dict(metrics=dict(nll=factor * loss(n, d)))])
+        for arm, (n, d) in ablation.frontier.items()
+        for seed, factor in enumerate((0.999, 1.001))
+    ]
+    pages.write_page(ablation, tmp_path / "losses.py", rows, tmp_path)
+    page = (tmp_path / "losses.md").read_text()
+    assert (
+        "nll by parameters N, without embeddings, and training tokens D: L = 1.5 + " in page and "18 points)." in page
+    )
+    assert "The best N grows as C^0.50 (0.4" in page and "![The compute frontier](losses_frontier.png)" in page
+    # 6 N D = 6e11 and equal terms: N = D = 316,228, fewer tokens than those of the runs.
+    assert re.search(r"\| 6e\+11 † \| 31[567],\d{3} \(3", page)
+    assert "form does not hold" not in page and "E is at its least" not in page
+    assert (tmp_path / "losses_frontier.png").stat().st_size > 1000
+    pages.write_page(ablation, tmp_path / "losses.py", rows[:8], tmp_path / "few")
+    page = (tmp_path / "few" / "losses.md").read_text()
+    assert (
+        "training tokens D: L(N, D) needs runs of 3 or more N, 3 or more D and 7 or more pairs of them; got 2, 3"
+        in page
+    )
+    assert not (tmp_path / "few" / "losses_frontier.png").exists()
+    (tmp_path / "losses.py").write_text(FRONTIER.replace('frontier={f"{n} by', 'frontier={f"{n} on'))
+    with pytest.raises(ConfigError, match=r"losses\.py: frontier: no arm '100000 on 1000000'\. Did you mean "):
         sets.read_set(tmp_path / "losses.py")

@@ -90,11 +90,11 @@ def convert(
     check_not_exported(loaded, "convert")
     if out.suffix not in ENDINGS:
         measured, name = read_metrics(weights), out.resolve().name
-        state, names = write_folder(out, loaded, config["model"])
+        written = write_folder(out, loaded, config["model"])
         card = card_path(out, name)
         about = dict(name=name, license=license, library="transformers", usage=_usage(out), measured=measured)
         write_text(card, make_card(loaded, config, weights, **about))
-        return Converted(out, names, len(state), loaded.report, card)
+        return Converted(out, written.format, len(written.state), loaded.report, card)
     is_ours = to == "vitkit"
     written = Written(loaded.model.state_dict(), "vitkit") if is_ours else write_names(loaded.model, to)
     written = written._replace(state=_in_precision(written.state, precision))

@@ -26,8 +26,7 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.io.output import make_new_folder
-from vitkit.models.mae import MAE
-from vitkit.protocols import child
+from vitkit.protocols import Reconstructs, child
 from vitkit.visualization.curves import plot_distances
 
 
@@ -66,7 +65,7 @@ IMAGE_FIGURES = (
     ImageFigures(
         lambda model: bool(attention_layers(model).prompt), explain_prompt, frozenset({"queries", "threshold"})
     ),
-    ImageFigures(lambda model: isinstance(model, MAE), explain_reconstruction, frozenset()),
+    ImageFigures(lambda model: isinstance(model, Reconstructs), explain_reconstruction, frozenset()),
     ImageFigures(
         lambda model: has_located_attention(model) and not _writes_text(model), explain_backbone, frozenset({"points"})
     ),

@@ -14,7 +14,6 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.classifier import Classifier
-from vitkit.models.pretraining import PretrainingModel
 from vitkit.protocols import backbone_fact
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
@@ -158,7 +157,7 @@ def load_backbone(
 def of_trained_backbone(predictor: Predictor) -> Predictor:
     """Return a predictor without the parts that a model which learns without labels has for training only; that of any
     other model is returned as it is."""
-    if not isinstance(predictor.model, PretrainingModel):
+    if "features" not in predictor.model.returns:
         return predictor
     predictor = copy.copy(predictor)
     # Only for its attention: what it returns in place of logits are maps.

@@ -8,7 +8,6 @@ from torch import Tensor
 from vitkit.apps.explanations.explain_options import Explanation, Request
 from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.models.mae import MAE
 
 NUM_MASKS = 3
 """Number of random masks, a row of the figure each."""
@@ -20,7 +19,7 @@ _GRAY = 0.5
 def explain_reconstruction(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
     """Draw an image, what an MAE sees of it, and what it reconstructs, for several masks (figure 2 of
     https://arxiv.org/abs/2111.06377)."""
-    model: MAE = predictor.model
+    model = predictor.model
     images = predictor.prepare([image]).to(predictor.device).inputs["images"]
     height, width = (side // model.backbone.patch_size * model.backbone.patch_size for side in images.shape[-2:])
     images = images[..., : height or None, : width or None]  # only whole patches; too small an image is an error

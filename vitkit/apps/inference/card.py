@@ -130,6 +130,8 @@ def task_of(loaded: Loaded) -> str:
         return "image-to-text"
     if "text" in loaded.model.takes:
         return "zero-shot-object-detection"
+    if "features" in returns:
+        return "image-feature-extraction"
     if "class_scores" in returns:
         return "image-classification" if loaded.sampling is None else "video-classification"
     return "image-segmentation" if returns & {"masks", "panoptic", "semantic"} else "object-detection"

@@ -89,7 +89,8 @@ def load(
         vocabularies = {"target": find_tokenizer(config["model"]["tokenizer"])}
     constructor, _ = MODELS.resolve(config["model"], "model")
     is_prompted = "text" in getattr(constructor, "takes", ())
-    if classes is None and (is_prompted or not vocabularies):
+    has_classes = "features" not in getattr(constructor, "returns", ())
+    if classes is None and has_classes and (is_prompted or not vocabularies):
         if not vocabularies and "target_vocabulary" in parameters_of(constructor):
             if is_prompted:
                 raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Classifiers of the transformers library and their backbones: ResNet, Swin, Swin V2, ViT and TimeSformer."""
+"""Classifiers of the transformers library and their backbones (ResNet, Swin, Swin V2, ViT and TimeSformer), and MAE."""
 
 from vitkit.apps.interop.transformers_settings import Kind, Row, Section, Settings, read_rows, write_rows
 from vitkit.errors import ConfigError
@@ -157,10 +157,32 @@ def _write_timesformer(model: Section) -> Section:
     return _write_patches(model) | dict(num_frames=frames, attention_type=scheme)
 
 
+_MAE_DECODER = [
+    Row("decoder_hidden_size", "decoder_d_model", Settings.number, 512),
+    Row("decoder_num_hidden_layers", "decoder_depth", Settings.number, 8),
+    Row("decoder_num_attention_heads", "decoder_num_heads", Settings.number, 16),
+    Row("mask_ratio", "mask_ratio", Settings.factor, 0.75),
+    Row("norm_pix_loss", "norm_pix", Settings.get, False),
+]
+
+
+def _read_mae(settings: Settings, name: str) -> tuple[str, Section]:
+    """Return vitkit's config of MAE with its decoder."""
+    model = read_rows(settings, _MAE_DECODER, dict(type="MAE"))
+    settings.expect(decoder_intermediate_size=4 * model["decoder_d_model"])
+    return "mae_vit_b16_in1k", model | dict(backbone=dict(type="ViT", positions="sincos", **_sizes(settings)))
+
+
+def _write_mae(model: Section) -> Section:
+    decoder = write_rows(model, _MAE_DECODER) | dict(decoder_intermediate_size=4 * model["decoder_d_model"])
+    return _write_patches(model) | decoder
+
+
 KINDS = [
     Kind("swin", {"Swin": "SwinForImageClassification"}, _read_swin, write_swin),
     Kind("swinv2", {"SwinV2": "Swinv2ForImageClassification"}, _read_swinv2, _write_swinv2),
     Kind("vit", {"ViT": "ViTForImageClassification"}, _read_vit, _write_patches),
+    Kind("vit_mae", {"MAE": "ViTMAEForPreTraining"}, _read_mae, _write_mae),
     Kind("resnet", {"ResNet": "ResNetForImageClassification"}, _read_resnet, write_resnet),
     Kind(
         "timesformer",

@@ -23,7 +23,8 @@ MAX_DECODED = 2000
 MIN_IMAGES = 2
 IMAGES, SHOWN = "images.txt", "shown.txt"
 """Files in the run's folder that list what is trained on, and what of it is shown in the report."""
-NUM_SHOWN = 500
+NUM_SHOWN = 200
+"""Number of images whose features are measured without labels, and shown."""
 
 
 @dataclass(frozen=True)

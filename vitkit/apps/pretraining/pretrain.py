@@ -16,7 +16,7 @@ import torch
 
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
-from vitkit.apps.pretraining.photos import Photos, check_photos
+from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import note_if_busy, train_until
@@ -27,7 +27,8 @@ from vitkit.config.overrides import split_override
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.hooks import Interrupted
-from vitkit.errors import ConfigError, DataError
+from vitkit.engine.trainer import check_training
+from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
@@ -67,13 +68,8 @@ class Request:
 
     def command(self, folder: Path) -> str:
         """Return the command that does this."""
-        options = {
-            "method": self.method,
-            "teacher": self.teacher,
-            "backbone": self.backbone,
-            "hours": f"{self.hours:g}",
-        }
-        options |= {"labelled": self.labelled, "out": folder}
+        options = {"method": self.method, "teacher": self.teacher, "backbone": self.backbone}
+        options |= {"hours": f"{self.hours:g}", "labelled": self.labelled, "run-dir": str(folder)}
         words = [f"--{name}={value}" for name, value in options.items() if value is not None]
         photos = self.photos if isinstance(self.photos, str) else "PHOTOS"
         return shlex.join(["vitkit", "pretrain", photos, *words, *self.overrides])
@@ -131,12 +127,14 @@ class Plan:
         """
         file = folder / PLAN
         if not file.is_file():
-            raise ConfigError(f"--resume: '{folder}' has no {PLAN}, as vitkit pretrain writes it. Leave --resume out.")
+            raise ConfigError(f"--resume {folder}: has no {PLAN}, as vitkit pretrain writes it. Start it anew.")
         content = read_json(file, key="--resume")
         try:
             return cls(Request(**content["request"]), Photos(**content["photos"]), Choice(**content["choice"]))
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"--resume: '{file}' is not what vitkit pretrain wrote. Leave --resume out.") from error
+            raise ConfigError(
+                f"--resume {folder}: its {PLAN} is not what vitkit pretrain wrote. Start it anew."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -156,15 +154,15 @@ class Pretrained:
 
 
 def pretrain(
-    photos: str | Path | Sequence[str | Path] | Mapping[str, Any],
+    photos: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None,
     *,
     method: str | None = None,
     teacher: str | None = None,
     backbone: str | None = None,
     hours: float | None = None,
     labelled: str | Path | None = None,
-    out: str | Path = "runs/pretrain",
-    resume: bool = False,
+    run_dir: str | Path = "runs/pretrain",
+    resume: str | Path | None = None,
     dry_run: bool = False,
     device: str = "auto",
     overrides: Sequence[str] = (),
@@ -173,15 +171,15 @@ def pretrain(
 
     Args:
         photos: a folder, a pattern, a list of files, a text file of names, or the spec of a dataset whose targets are
-            left out; see `UnlabelledImages`.
+            left out; see `UnlabelledImages`. Not needed with `resume`.
         method: "distil", "mae" or "dino"; None: "distil" if there is a teacher, else "dino".
         teacher: for "distil", the name of a backbone, with its default weights or those of a file ("resnet50=FILE"), or
             the folder of a run.
         backbone: name of the backbone to train; None: the method's default.
         hours: wall-clock time for everything; None: 1.
         labelled: a folder with a folder of images for each class, by which the features are judged before and after.
-        out: folder to write, with a number after its name if it has contents.
-        resume: go on with the run in `out`, whose settings stay; those that are given must be the same.
+        run_dir: folder to write, with a number after its name if it has contents.
+        resume: the folder of a run to go on with, whose settings stay; those that are given must be the same.
         dry_run: choose and write the config, but do not train.
         device: "cpu", "cuda", ...; "auto": an accelerator if there is one.
         overrides: values for the config, `key.sub=value`.
@@ -193,21 +191,23 @@ def pretrain(
     if hours is not None and not (hours > 0 and math.isfinite(hours)):
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")
     device = default_device() if device == "auto" else device
-    source = as_plain(photos)
+    source = None if photos is None else as_plain(photos)
     labelled = None if labelled is None else os.path.abspath(labelled)
     if teacher is not None and "=" in teacher:
         name, _, weights = teacher.partition("=")
         teacher = f"{name}={os.path.abspath(weights)}"
-    if resume:
+    if resume is not None:
         given = dict(photos=source, method=method, teacher=teacher, backbone=backbone, hours=hours, labelled=labelled)
-        folder = Path(out)
+        folder = Path(resume)
         plan = Plan.read(folder)
         check_same(plan.request, {**given, "overrides": list(overrides) or None}, folder)
     else:
+        if source is None:
+            raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
         method = choose_method(method, teacher)
         backbone = backbone or METHODS[method].backbone
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
-        folder = make_free_folder(Path(out))
+        folder = make_free_folder(Path(run_dir))
         plan = make_plan(request, folder, device)
     if not (folder / BEFORE).is_file():
         before, _ = measure(plan, folder, device, trained=False)
@@ -218,14 +218,19 @@ def pretrain(
     print(f"config    {folder / CONFIG}", flush=True)
     before = read_json(folder / BEFORE, key="--resume")
     if dry_run:
-        print(f"train it  {plan.request.command(folder)} --resume")
+        print(f"train it  {resume_command(folder)}")
         return Pretrained(folder, folder / CONFIG, None, before, {}, None)
     try:
         train_in_time(plan, folder, device, began=began)
     except (KeyboardInterrupt, Interrupted):
-        print(f"interrupted; this goes on with it: {plan.request.command(folder)} --resume")
+        print(f"interrupted; this goes on with it: {resume_command(folder)}")
         raise
     return conclude(plan, folder, device, before, began=began)
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that goes on with a run."""
+    return shlex.join(["vitkit", "pretrain", "--resume", str(folder)])
 
 
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
@@ -247,13 +252,13 @@ def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None
         started = getattr(request, name)
         if value is not None and value != started:
             raise ConfigError(
-                f"--resume: the run in '{folder}' was started with {name} {started}, not {value}. To go on with it, "
-                "leave out what differs; for another run, leave out --resume or choose another folder (--out)."
+                f"--resume {folder}: this run was started with {name} {started}, not {value}. To go on with it, leave "
+                "out what differs; for another run, leave out --resume."
             )
 
 
 def make_plan(request: Request, folder: Path, device: str) -> Plan:
-    """Look at the images, write a first config, and return the plan without the chosen settings."""
+    """Look at the images, write a first config and check it; return the plan without the chosen settings."""
     method = METHODS[request.method]
     check_options(request, folder)
     photos = check_photos(request.photos, folder)
@@ -266,6 +271,12 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
         print(f"batch     {images} images a step in place of {usual}, as there are no more")
     plan = Plan(request, photos, Choice(sizes_for(method, photos)[0], images))
     plan.write(folder)
+    try:
+        check_training(load_config(folder / CONFIG), torch.device(device))
+    except VitkitError as error:  # such as a teacher without weights
+        for name in (PLAN, CONFIG, IMAGES, SHOWN):
+            (folder / name).unlink(missing_ok=True)
+        raise type(error)(str(error).replace("model.teacher.pretrained=FILE", "--teacher NAME=FILE")) from error
     return plan
 
 
@@ -351,6 +362,7 @@ def config_text(plan: Plan, folder: Path) -> str:
         "",
         "def config():",
         f"    {comment(f'{request.method}: {method.text}')}",
+        *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
         f"    cfg = base(\n{called},\n    )",
         f'    cfg["data"].update(images_per_gpu={choice.images}, num_workers="auto", on_error="skip")',
     ]
@@ -369,7 +381,7 @@ def config_text(plan: Plan, folder: Path) -> str:
         f'    cfg["schedule"]["warmup_epochs"] = {WARMUP_EPOCHS}',
         *(f"    {line}" for line in method.small),
         f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
-        f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
+        f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
     ]
     if request.overrides:
         lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {list(request.overrides)!r})"]

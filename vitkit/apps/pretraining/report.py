@@ -31,7 +31,10 @@ _UNLABELED = (
     "Without labels only a collapse can be told: features that hardly differ. Whether they are useful, the nearest "
     "neighbors below show, or --labelled FOLDER, a folder of images for each class."
 )
-_NEIGHBORS = "A photo, and those whose features are the most similar to its own, with the cosine similarity."
+_NEIGHBORS = (
+    "A photo, and those whose features are the most similar to its own, with the cosine similarity. The features are "
+    "those that differ from the mean of all."
+)
 
 
 def write_pretraining_report(
@@ -78,13 +81,14 @@ def neighbor_groups(features: torch.Tensor) -> list[Sequence[Image]]:
     Args:
         features: (N, D).
     """
-    similarities, indices = nearest_neighbours(features, _NUM_NEIGHBORS)
+    # With what all have in common, all similarities would be nearly 1.
+    similarities, indices = nearest_neighbours(features - features.mean(dim=0), _NUM_NEIGHBORS)
     queries = np.unique(np.linspace(0, len(features) - 1, min(_NUM_QUERIES, len(features))).astype(int)).tolist()
     return [
         [
             Image(query, f"image {query}", caption=["photo"]),
             *(
-                Image(index, f"similarity {similarity:.3f}", caption=[f"{similarity:.3f}"])
+                Image(index, f"similarity {similarity:.2f}", caption=[f"{similarity:.2f}"])
                 for index, similarity in zip(indices[query].tolist(), similarities[query].tolist())
             ),
         ]

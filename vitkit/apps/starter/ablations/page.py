@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vitkit.apps.analysis.compute_frontier import OPERATIONS, FittedScalingLaw, fit_scaling_law
 from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
 from vitkit.apps.starter.ablations.goal import Curves, goal_of, goal_table
 from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of, train_command
@@ -22,13 +23,20 @@ _SHOWN = ("vitkit", "torch", "torchvision")
 
 
 def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -> None:
-    """Write a set's table and plot."""
-    write_text(out / f"{path.stem}.md", table(ablation, path, rows))
+    """Write a set's table and plot, and the plot of its compute frontier if it has one."""
+    frontier = fit_frontier(ablation, rows) if ablation.frontier is not None and rows else None
+    write_text(out / f"{path.stem}.md", table(ablation, path, rows, frontier))
     plot(ablation, rows, out / f"{path.stem}.png")
+    if isinstance(frontier, FittedScalingLaw):
+        plot_frontier(frontier, _frontier_runs(ablation, rows), ablation.metrics[0], out / f"{path.stem}_frontier.png")
 
 
-def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
-    """Return the markdown page of a set: the last evaluation of each arm, mean and standard deviation over seeds."""
+def table(ablation: Ablation, path: Path, rows: Sequence[Row], frontier: FittedScalingLaw | str | None = None) -> str:
+    """Return the markdown page of a set: the last evaluation of each arm, mean and standard deviation over seeds.
+
+    Args:
+        frontier: the result of `fit_frontier`, which the page then has as well.
+    """
     lines = [f"# {path.stem}", "", summary_of(path), ""]
     if ablation.goal:
         lines[-1:] = [*goal_table(ablation, collect_last_values(ablation, rows), rows), ""]
@@ -59,6 +67,8 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
     if ablation.power_law and rows:
         lines += ["", f"Power laws of {ablation.metrics[0]}, a x^-b; x is {ablation.x_label}:", ""]
         lines += [f"- {name}: {law}" for name, law in power_laws(collect_last_values(ablation, rows)).items()]
+    if frontier is not None:
+        lines += _frontier_lines(frontier, ablation, path, _frontier_runs(ablation, rows))
     if rows:
         versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
         threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
@@ -66,6 +76,84 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         lines += [f"The command of each run is in [{path.stem}.json]({path.stem}.json).", ""]
         lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
     return "\n".join(lines) + "\n"
+
+
+def _frontier_runs(ablation: Ablation, rows: Sequence[Row]) -> np.ndarray:
+    """Return (runs, 3): N, D and the last value of the first metric of the runs in `frontier`."""
+    metric, sizes = ablation.metrics[0], ablation.frontier or {}
+    found = [(*sizes[row["arm"]], _metric(row["evaluations"][-1], metric)) for row in rows if row["arm"] in sizes]
+    return np.array(found, float).reshape(-1, 3)
+
+
+def fit_frontier(ablation: Ablation, rows: Sequence[Row]) -> FittedScalingLaw | str:
+    """Return the law of the runs in `frontier`, or why they have none."""
+    try:
+        return fit_scaling_law(*_frontier_runs(ablation, rows).T, least=ablation.least_loss)
+    except ValueError as error:
+        return str(error)
+
+
+def _frontier_lines(fitted: FittedScalingLaw | str, ablation: Ablation, path: Path, runs: np.ndarray) -> list[str]:
+    """Return the fitted law, and a table of the best N and D for amounts of compute within those of the runs."""
+    lines = ["", f"{ablation.metrics[0]} by parameters N, without embeddings, and training tokens D: {fitted}"]
+    if isinstance(fitted, str):
+        return lines
+    lines[-1] += "."
+    if ablation.least_loss + 0.01 * runs[:, 2].min() > fitted.law.E:
+        lines[-1] += f" E is at its least, {ablation.least_loss:g}: the runs do not tell how low the loss can get."
+    if not fitted.describes_runs:
+        lines[-1] += f" It misses the runs by {fitted.misfit:.0%}, and seeds differ by {fitted.scatter:.0%}: the form"
+        lines[-1] += " does not hold here, and all intervals are too narrow."
+    if not fitted.is_determined:
+        return [*lines, "", "An exponent is not determined by these runs, so no best N and D is given."]
+    a, b = fitted.law.exponents
+    (a_low, a_high), (b_low, b_high) = fitted.exponent_intervals()
+    lines += ["", f"The best N grows as C^{a:.2f} ({a_low:.2f} to {a_high:.2f}) with compute C = {OPERATIONS} N D,"]
+    lines[-1] += f" and the best D as C^{b:.2f} ({b_low:.2f} to {b_high:.2f})."
+    lines += ["", f"| C, operations | best N | best D | {ablation.metrics[0]} |", "| ---: | ---: | ---: | ---: |"]
+    compute = OPERATIONS * runs[:, 0] * runs[:, 1]
+    any_outside = False
+    for c in np.geomspace(compute.min(), compute.max(), 4):
+        (n, d), ranges = fitted.law.optimum(c), fitted.optimum_intervals(c)
+        outside = not all(values.min() <= x <= values.max() for x, values in zip((n, d), runs.T))
+        any_outside |= outside
+        cells = [f"{x:,.0f} ({low:,.0f} to {high:,.0f})" for x, (low, high) in zip((n, d), ranges)]
+        lines.append(f"| {c:.2g}{' †' * outside} | {' | '.join(cells)} | {fitted.law.loss(n, d):.3f} |")
+    lines += ["", "In brackets are 95 % intervals of a bootstrap over the runs."]
+    if any_outside:
+        lines[-1] += " † N or D is outside those of the runs: extrapolated."
+    return [*lines, "", f"![The compute frontier]({path.stem}_frontier.png)"]
+
+
+def plot_frontier(fitted: FittedScalingLaw, runs: np.ndarray, metric: str, path: Path) -> None:
+    """Draw the loss against compute for each N, with the frontier, and the best N against compute, with its
+    interval."""
+    figure = Figure(figsize=(11.5, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    compute = OPERATIONS * runs[:, 0] * runs[:, 1]
+    line = np.geomspace(compute.min(), compute.max())
+    for number, n in enumerate(sorted(set(runs[:, 0]))):
+        rows, style = runs[:, 0] == n, dict(color=f"C{number % 10}")
+        left.plot(compute[rows], runs[rows, 2], marker="o", markersize=4, linestyle="none", **style)
+        curve = np.geomspace(compute[rows].min(), compute[rows].max())
+        left.plot(curve, fitted.law.loss(n, curve / (OPERATIONS * n)), label=f"N = {n:,.0f}", **style)
+        right.plot(compute[rows], runs[rows, 0], marker="o", markersize=4, linestyle="none", **style)
+    left.plot(line, fitted.law.loss(*fitted.law.optimum(line)), color="0.2", linestyle="--", label="best N")
+    best = np.array([law.optimum(line)[0] for law in fitted.resamples])
+    low, high = np.quantile(best, [0.025, 0.975], axis=0)
+    right.plot(line, fitted.law.optimum(line)[0], color="0.2", linestyle="--", label="best N")
+    right.fill_between(line, low, high, color="0.2", alpha=0.15, label="95 % interval")
+    left.set(ylabel=metric)
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
+    right.set(ylabel="parameters N", yscale="log")
+    for axes in (left, right):
+        axes.set(xlabel=f"compute C = {OPERATIONS} N D, operations", xscale="log")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    save_figure(figure, path, dpi=110)
 
 
 def _is_earlier(ablation: Ablation, row: Row) -> bool:

@@ -42,6 +42,11 @@ class Ablation:
     """Keys of the config that have the run's seed as value, in addition to train.seed."""
     power_law: bool = False
     """Whether a power law a x^-b is fitted to the first metric of each of the `curves`."""
+    frontier: Mapping[str, tuple[float, float]] | None = None
+    """Arm -> its model's parameters N and its training's tokens D, to fit L(N, D) to the first metric and to read off
+    the best N and D for an amount of compute; None: no fit."""
+    least_loss: float = 0.0
+    """The loss that no model can be below, for that fit."""
 
 
 _KEYS = f"dict({', '.join(f'{item.name}=…' for item in fields(Ablation))})"
@@ -80,6 +85,9 @@ def read_set(path: Path) -> Ablation:
         raise ConfigError(f"{path}: expected a function ablation() that returns {_KEYS} ({error}).") from error
     if ablation.power_law and not ablation.curves:
         raise ConfigError(f"{path}: power_law is fitted to curves; give curves=dict(name={{x: arm, …}}).")
+    for arm in ablation.frontier or ():
+        if arm not in ablation.arms:
+            raise ConfigError(f"{path}: frontier: no arm {arm!r}. {nearest(arm, ablation.arms)}")
     if ablation.goal and (ablation.curves or {}).get(ablation.goal[0], {}).get(ablation.goal[1]) is None:
         raise ConfigError(f"{path}: goal={ablation.goal!r}: expected the name of one of the curves, and an x of it.")
     return ablation

@@ -1,0 +1,207 @@
+"""LoRA runs: their checkpoints name their base, load wherever a run does, and continue to the last bit."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.real_runs import finish, losses_of, start
+
+import vitkit
+from vitkit.config import load_config
+from vitkit.engine.hooks import EndAfter
+from vitkit.engine.lora import LoRARun
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.models.pretraining import PretrainingModel
+from vitkit.registry import MODELS
+from vitkit.visualization.curves import read_log
+from vitkit.weights import load_weights, read_checkpoint, save_checkpoint
+from vitkit.weights.averaging import average
+
+pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
+CONFIG = """
+from vitkit.configs.quickstart.vit import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    world = dict(type="ShapesClassification", image_size=32)
+    cfg["model"]["backbone"] = dict(
+        type="ViT", image_size=32, patch_size=8, d_model=32, depth=2, num_heads=2, pretrained=False
+    )
+    cfg["data"] = dict(
+        train=dict(**world, num_images=16), val=dict(**world, num_images=4, split="val"), images_per_gpu=4,
+        num_workers=0,
+    )
+    cfg["optimizer"]["lr"] = 0.05
+    cfg["schedule"] = dict(type="CosineLR", warmup_steps=2)
+    cfg["train"] = dict(
+        epochs=2, log_every=1, ema_decay=0.5, best_metric="top1",
+        lora=dict(layers="backbone.*attn.qkv|proj", rank=2, dropout=0.2, parts="qv"),
+    )
+    return cfg
+"""
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder with a config, a base and a run."""
+    folder: Path = tmp_path_factory.mktemp("runs")
+    (folder / "lora.py").write_text(CONFIG)
+    torch.manual_seed(7)
+    model = MODELS.build(load_config(folder / "lora.py")["model"], num_classes=3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    save_checkpoint(folder / "base.pth", {"model": model.state_dict(), "classes": ["a", "b", "c"]})
+    vitkit.train(folder / "lora.py", run_dir=folder / "run", init=folder / "base.pth", device="cpu")
+    return folder
+
+
+@torch.no_grad()
+def logits(loaded) -> torch.Tensor:
+    return loaded.model.eval()(IMAGES)["logits"]
+
+
+def test_checkpoints_have_the_pairs_and_the_head_and_name_their_base(runs):
+    last, best = (read_checkpoint(runs / "run" / name) for name in ("last.pth", "best.pth"))
+    pairs = {
+        f"backbone.blocks.{i}.attn.{layer}.lora.{part}.{matrix}"
+        for i in range(2)
+        for layer, parts in {"qkv": "qv", "proj": ["whole"]}.items()
+        for part in parts
+        for matrix in "ab"
+    }
+    for weights in (last["model"], last["ema"], best["model"]):
+        assert weights.keys() == pairs | {"backbone.head.weight", "backbone.head.bias"}
+    assert len(last["optimizer"]["state"]) == len(pairs) + 2
+    assert last["lora"] == best["lora"]
+    assert last["lora"]["base"]["source"] == str(runs / "base.pth") and last["lora"]["rank"] == 2
+    sizes = [(runs / "run" / name).stat().st_size for name in ("best.pth", "last.pth")]
+    assert max(sizes) < (runs / "base.pth").stat().st_size
+    console = (runs / "run" / "console.txt").read_text()
+    assert "LoRA: 768 trainable parameters of rank 2 in 4 layers, 198 trained in full, 32,224 frozen" in console
+
+
+def test_loaded_run_has_the_merged_weights_everywhere(runs, tmp_path):
+    loaded = vitkit.load(runs / "run")
+    assert not any(".lora." in name for name in loaded.model.state_dict())
+    base, best = (read_checkpoint(path) for path in (runs / "base.pth", runs / "run" / "best.pth"))
+    changed = (
+        loaded.model.state_dict()["backbone.blocks.1.attn.qkv.weight"]
+        - base["model"]["backbone.blocks.1.attn.qkv.weight"]
+    )
+    pair = [best["model"][f"backbone.blocks.1.attn.qkv.lora.v.{matrix}"] for matrix in "ab"]
+    torch.testing.assert_close(changed[64:], pair[1] @ pair[0], rtol=1e-4, atol=1e-6)
+    assert changed[:32].any() and not changed[32:64].any()
+    shutil.copytree(runs / "run", tmp_path / "tested")
+    _, evaluations = read_log(runs / "run" / "log.jsonl")
+    best_top1 = max(evaluation["metrics"]["top1"] for evaluation in evaluations)
+    assert vitkit.test(tmp_path / "tested", device="cpu").metrics["top1"] == best_top1
+    vitkit.convert(runs / "run", tmp_path / "merged.pth")
+    assert logits(vitkit.load(tmp_path / "merged.pth")).equal(logits(loaded))
+    with pytest.raises(
+        CheckpointError, match=r"best\.pth: has only what LoRA trained on .*base\.pth\. Write the merged"
+    ):
+        average([runs / "run" / "best.pth"])
+    assert average([tmp_path / "merged.pth"])["model"].keys() == base["model"].keys()
+
+
+def test_base_that_is_missing_or_differs_is_an_error_that_names_both(runs, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(runs / "run", moved)
+    checkpoint = read_checkpoint(moved / "best.pth")
+    checkpoint["lora"]["base"]["source"] = str(tmp_path / "weights.pth")
+    save_checkpoint(moved / "best.pth", checkpoint)
+    with pytest.raises(
+        CheckpointError, match=r"moved/best\.pth: has only what LoRA trained.*weights\.pth, cannot be read"
+    ):
+        vitkit.load(moved)
+    shutil.copy(runs / "base.pth", moved / "weights.pth")  # beside the checkpoint
+    assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
+    shutil.copy(runs / "run" / "last.pth", tmp_path / "weights.pth")
+    with pytest.raises(
+        CheckpointError, match=r"moved/best\.pth: was trained with LoRA on other weights than those of .*weights"
+    ):
+        vitkit.load(moved)
+
+
+def test_other_model_than_the_trained_one_is_an_error(runs):
+    spec = load_config(runs / "lora.py")["model"]
+    spec["backbone"]["depth"] = 1
+    with pytest.raises(
+        CheckpointError, match=r"best\.pth: updates backbone\.blocks\.1.*but the model has no such layer"
+    ):
+        load_weights(MODELS.build(spec, num_classes=6), runs / "run" / "best.pth")
+
+
+def test_resumed_run_is_equal_to_the_last_bit_and_a_run_starts_from_another(runs):
+    parts = runs / "parts"
+    vitkit.train(runs / "lora.py", run_dir=parts, init=runs / "base.pth", device="cpu", hooks=[EndAfter(minutes=1e-6)])
+    assert read_checkpoint(parts / "last.pth")["progress"]["epoch"] == 1
+    vitkit.train(resume=parts, device="cpu")
+    resumed, whole = (read_checkpoint(folder / "last.pth") for folder in (parts, runs / "run"))
+    assert resumed["progress"] == whole["progress"]
+    for part in ("model", "ema"):
+        assert all(value.equal(resumed[part][name]) for name, value in whole[part].items())
+    for number, state in whole["optimizer"]["state"].items():
+        assert all(value.equal(resumed["optimizer"]["state"][number][name]) for name, value in state.items())
+    with pytest.raises(ConfigError, match=r"train\.lora\.rank cannot change when a run is resumed"):
+        vitkit.train(resume=parts, device="cpu", train=dict(lora=dict(rank=3)))
+    chain = vitkit.train(
+        runs / "lora.py",
+        run_dir=runs / "chain",
+        init=parts,
+        device="cpu",
+        train=dict(epochs=1),
+        optimizer=dict(lr=1e-9),
+    )
+    torch.testing.assert_close(logits(chain.load()), logits(vitkit.load(parts)), rtol=1e-4, atol=1e-5)
+
+
+def test_pretrained_backbone_is_the_base_of_a_run_without_other_weights(runs):
+    model = MODELS.build(load_config(runs / "lora.py")["model"], num_classes=6)
+    state = {name: value for name, value in model.backbone.state_dict().items() if not name.startswith("head")}
+    save_checkpoint(runs / "backbone.pth", state)
+    model = dict(backbone=dict(pretrained=str(runs / "backbone.pth")))
+    run = vitkit.train(runs / "lora.py", run_dir=runs / "pretrained", device="cpu", model=model, train=dict(epochs=1))
+    saved = read_checkpoint(run.path / "last.pth")
+    assert saved["lora"]["base"]["part"] == "backbone"
+    # What is as it was constructed, such as biases of zero, may not be in the base.
+    assert "backbone.blocks.0.attn.qkv.bias" in saved["model"] and "backbone.pos_embed" not in saved["model"]
+    assert run.load().model.backbone.blocks[0].mlp.fc1.weight.equal(state["blocks.0.mlp.fc1.weight"])
+
+
+def test_random_base_and_shards_are_errors(runs):
+    with pytest.raises(ConfigError, match=r"train\.lora: the frozen weights would be random\. Start from weights"):
+        vitkit.train(runs / "lora.py", run_dir=runs / "random", device="cpu")
+    with pytest.raises(
+        ConfigError, match=r"train\.lora: checkpoints leave out the frozen weights.*train\.strategy=ddp"
+    ):
+        TrainSettings(epochs=1, strategy="fsdp", lora=dict(layers="*"))
+
+
+def test_return_to_the_best_weights_keeps_the_base(runs):
+    settings = dict(epochs=2, restart_epoch=1)
+    run = vitkit.train(runs / "lora.py", run_dir=runs / "restart", init=runs / "base.pth", device="cpu", train=settings)
+    assert logits(run.load()).isfinite().all()
+
+
+def test_two_processes_train_as_one(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    settings = ["train.images_per_step=4", "data.images_per_gpu=2", "train.epochs=1"]
+    assert finish(start("lora.py", "--init", "base.pth", *settings, "--run-dir", "two", ranks=2)) == [0, 0]
+    train = dict(images_per_step=4, epochs=1)
+    vitkit.train("lora.py", init="base.pth", run_dir="one", device="cpu", train=train, data=dict(images_per_gpu=2))
+    assert losses_of("two") == pytest.approx(losses_of("one"), rel=1e-4)
+    one, two = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("one", "two"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_pretraining_has_no_lora():
+    backbone = dict(type="ViT", image_size=32, patch_size=8, d_model=32, depth=1, num_heads=2)
+    model = PretrainingModel(backbone)
+    with pytest.raises(ConfigError, match=r"train\.lora: PretrainingModel trains a backbone for other models"):
+        LoRARun(model, dict(layers="*qkv"), None)

@@ -1,0 +1,269 @@
+"""LoRA: frozen layers with a trained update of low rank (Hu et al. 2021, https://arxiv.org/abs/2106.09685)."""
+
+import math
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from types import MethodType
+from typing import Any, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vitkit.errors import ConfigError
+from vitkit.kernels.linear import linear
+from vitkit.nn.layers import Linear
+from vitkit.ops.low_rank import FUSED_PARTS, WHOLE, low_rank_update
+from vitkit.protocols import child
+from vitkit.registry import nearest
+
+_PAIRS = "lora"
+"""The submodule of a layer that has its pairs."""
+
+
+class LoRAOptions(TypedDict, total=False):
+    """Options of `LoRA`."""
+
+    layers: str
+    rank: int
+    alpha: float | None
+    dropout: float
+    parts: str
+    train: str | None
+
+
+class LoRA:
+    """Which layers of a model get a low-rank update, and what else is trained; all other weights are frozen.
+
+    Patterns are those of file names, for dotted names: "backbone.*qkv" is every layer in the backbone whose name ends
+    in "qkv". "|" separates alternatives; one that is a mere name replaces the last name of the alternative before it:
+    "backbone.*qkv|proj" is "backbone.*qkv" or "backbone.*proj".
+
+    Args:
+        layers: pattern of the names of linear layers, and of convolutions without groups.
+        rank: rank of each update.
+        alpha: updates are scaled by alpha / rank; None: the rank, for a scale of 1.
+        dropout: fraction of the layer's input that its update does not see in training. Layers whose owner multiplies
+            by their weights itself, such as Swin's, have none.
+        parts: which of queries, keys and values have a pair in layers named "qkv", which compute all three: "qkv", or
+            "qv" as in the paper. Each has a pair of its own.
+        train: pattern of the names of parameters, or of the modules that they are in, that are trained in full; None:
+            everything outside the backbone, and a classifier's head.
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: str | None = None,
+        rank: int = 8,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+        parts: str = FUSED_PARTS,
+        train: str | None = None,
+    ):
+        if not layers:
+            raise ConfigError("train.lora.layers: not set; expected a pattern of layers, such as 'backbone.*qkv|proj'.")
+        if rank < 1:
+            raise ConfigError(f"train.lora.rank: got {rank}; expected at least 1.")
+        if alpha is not None and alpha <= 0:
+            raise ConfigError(f"train.lora.alpha: got {alpha}; expected a value above 0, or None for the rank.")
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"train.lora.dropout: got {dropout}; expected at least 0 and less than 1.")
+        if not parts or not set(parts) <= set(FUSED_PARTS):
+            raise ConfigError(
+                f"train.lora.parts: got {parts!r}; expected letters out of {FUSED_PARTS!r}, such as 'qv'."
+            )
+        self.layers, self.rank, self.dropout, self.parts, self.train = layers, rank, dropout, parts, train
+        self.alpha = float(rank if alpha is None else alpha)
+
+    def add_to(self, model: nn.Module) -> list[str]:
+        """Freeze a model, but for what is trained in full, and add pairs to its layers; return these layers' names.
+
+        B starts at zero, so the outputs stay the same. Batch norms that are not trained keep their statistics.
+
+        Raises:
+            ConfigError: a pattern matches nothing, or the model computes a layer without gradients.
+        """
+        layers = {name: module for name, module in model.named_modules() if _can_be_updated(module)}
+        chosen = _matching(self.layers, layers, "train.lora.layers", "linear layer or convolution without groups")
+        if getattr(model, "freeze_backbone", False) and any(name.startswith("backbone.") for name in chosen):
+            raise ConfigError(
+                f"train.lora.layers={self.layers!r}: model.freeze_backbone=True computes the backbone without "
+                "gradients. Set it to False: LoRA freezes the weights itself."
+            )
+        trained = self.trained_names(model)
+        for name, parameter in model.named_parameters():
+            if name not in trained:
+                parameter.requires_grad_(False)
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and not any(f"{name}.{leaf}" in trained for leaf in module.state_dict()):
+                module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
+                module.eval()
+        for name in chosen:
+            layers[name].requires_grad_(False)
+            _add_pairs(layers[name], self, is_fused=name.rpartition(".")[2] == FUSED_PARTS)
+        return chosen
+
+    def trained_names(self, model: nn.Module) -> set[str]:
+        """Return the names of the parameters and buffers that are trained in full, before pairs are added.
+
+        Raises:
+            ConfigError: `train` matches nothing.
+        """
+        names = list(model.state_dict())
+        if self.train is not None:
+            parents = {name: [name, *_parents(name)] for name in names}
+            known = {parent for name in names for parent in parents[name]}
+            wanted = set(_matching(self.train, known, "train.lora.train", "parameter or part"))
+            return {name for name in names if wanted & set(parents[name])}
+        heads = tuple(getattr(model, "class_head", ()))
+        base = "backbone." if child(model, "backbone") is not None else ""
+        return {name for name in names if not name.startswith(base) or name.startswith(heads)}
+
+
+def base_entries(model: nn.Module, trained: Iterable[str]) -> set[str]:
+    """Return the names of the entries of a model with pairs that training leaves as they are.
+
+    Args:
+        trained: the result of `LoRA.trained_names`.
+    """
+    trained, state = set(trained), model.state_dict()
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name for name in state if (name in frozen if name in parameters else name not in trained)}
+
+
+class LowRankPair(nn.Module):
+    """The matrices A, random as in a new linear layer, and B, zero at first."""
+
+    def __init__(self, in_features: int, out_features: int, rank: int, like: Tensor):
+        super().__init__()
+        self.a = nn.Parameter(like.new_empty(rank, in_features))
+        self.b = nn.Parameter(like.new_zeros(out_features, rank))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return F.linear(F.linear(x, self.a), self.b)
+
+
+class _Updated(nn.Module):
+    """A layer with a frozen weight and pairs, which `_add_pairs` makes of an existing layer."""
+
+    lora: nn.ModuleDict
+    lora_scale: float
+    lora_dropout: float
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight with the update, for whoever multiplies by it without calling the layer."""
+        weight = self.frozen_weight
+        return weight + self.update.view_as(weight)
+
+    @property
+    def frozen_weight(self) -> Tensor:
+        """The weight without the update."""
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return weight
+
+    @property
+    def update(self) -> Tensor:
+        """(out_features, in_features), the scaled product of the pairs."""
+        return self.lora_scale * low_rank_update({part: (pair.a, pair.b) for part, pair in self.lora.items()})
+
+
+class LoRALinear(_Updated, Linear):
+    """A linear layer with a trained update of low rank."""
+
+    takes_fast_product: bool
+    """Whether the layer was a `Linear` rather than torch's, so that its outputs stay the same to the last bit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        output = (linear if self.takes_fast_product else F.linear)(x, self.frozen_weight, self.bias)
+        x = F.dropout(x, self.lora_dropout, self.training)
+        if WHOLE in self.lora:
+            return output + self.lora_scale * self.lora[WHOLE](x)
+        branches = {part: pair(x) for part, pair in self.lora.items()}
+        zeros = torch.zeros_like(next(iter(branches.values())))
+        return output + self.lora_scale * torch.cat([branches.get(part, zeros) for part in FUSED_PARTS], dim=-1)
+
+
+class LoRAConv2d(_Updated, nn.Conv2d):
+    """A convolution with a trained update of low rank: A is its kernel with `rank` outputs, B one of 1x1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, H, W) -> (B, out_channels, h, w)."""
+        if not (self.training and self.lora_dropout):
+            return super().forward(x)
+        output = self._conv_forward(x, self.frozen_weight, self.bias)
+        update = self.update.view_as(self.frozen_weight)
+        return output + self._conv_forward(F.dropout(x, self.lora_dropout), update, None)
+
+
+def _can_be_updated(module: nn.Module) -> bool:
+    # Not other subclasses, which may compute something else.
+    return type(module) in (nn.Linear, Linear, nn.modules.linear.NonDynamicallyQuantizableLinear) or (
+        type(module) is nn.Conv2d and module.groups == 1
+    )
+
+
+def _add_pairs(layer: nn.Module, lora: LoRA, *, is_fused: bool) -> None:
+    weight: Any = layer.weight
+    rows, columns = len(weight), weight[0].numel()
+    pairs = nn.ModuleDict()
+    if is_fused and isinstance(layer, nn.Linear) and rows % len(FUSED_PARTS) == 0:
+        for part in sorted(set(lora.parts), key=FUSED_PARTS.index):
+            pairs[part] = LowRankPair(columns, rows // len(FUSED_PARTS), lora.rank, weight)
+    else:
+        pairs[WHOLE] = LowRankPair(columns, rows, lora.rank, weight)
+    fast = isinstance(layer, Linear)
+    # In place, so that names, and references of other modules, stay as they are.
+    layer.__class__ = LoRALinear if isinstance(layer, nn.Linear) else LoRAConv2d
+    layer.takes_fast_product = fast
+    layer.lora, layer.lora_scale, layer.lora_dropout = pairs, lora.alpha / lora.rank, lora.dropout
+
+
+def _stay_in_evaluation(self: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(self, False)
+
+
+def _matching(pattern: str, names: Iterable[str], key: str, kind: str) -> list[str]:
+    """Return the names that a pattern matches, see `LoRA`.
+
+    Raises:
+        ConfigError: one of its alternatives matches none.
+    """
+    names = [name for name in names if name]
+    chosen: dict[str, None] = {}
+    for alternative in _alternatives(pattern):
+        matches = [name for name in names if fnmatchcase(name, alternative)]
+        if not matches:
+            ends = {name.rpartition(".")[2] for name in names}
+            raise ConfigError(
+                f"{key}={pattern!r}: the model has no {kind} whose name fits {alternative!r}. "
+                f"{nearest(re.split(r'[.*]', alternative)[-1], ends)} These are the ends of names"
+                f"{f' such as {names[0]!r}' if names else ''}."
+            )
+        chosen |= dict.fromkeys(matches)
+    return list(chosen)
+
+
+def _alternatives(pattern: str) -> list[str]:
+    alternatives: list[str] = []
+    for text in pattern.split("|"):
+        if alternatives and "." not in text and "*" not in text:
+            text = re.sub(r"[^.*]*$", "", alternatives[-1]) + text
+        alternatives.append(text)
+    return alternatives
+
+
+def _parents(name: str) -> list[str]:
+    """Return the dotted names of the modules that something is in."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
