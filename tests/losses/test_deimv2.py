@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from golden.weights import load_case, normal_for
-from losses.test_dfine import PREFIXES, TERMS, golden_outputs, golden_targets
+from helpers.dfine_losses import PREFIXES, TERMS, golden_outputs, golden_targets
 
 from vitkit.engine.step import set_epoch
 from vitkit.errors import ConfigError

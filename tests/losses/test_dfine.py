@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden.weights import Case, grad_projection, load_case
+from helpers.dfine_losses import LAYER_FIELDS, PREFIXES, TERMS, golden_outputs, golden_targets
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.losses import DFINECriterion
@@ -14,17 +15,8 @@ from vitkit.ops.box_distances import boxes_at_distances, distance_bins
 from vitkit.registry import CRITERIA
 
 VARIANTS = [f"{targets}_{loss}" for targets in ("objects", "one_empty", "none") for loss in ("vfl", "mal")]
-TERMS = {"labels": "loss_{}", "l1": "loss_bbox", "giou": "loss_giou", "fgl": "loss_fgl", "ddf": "loss_ddf"}
-PREFIXES = {
-    "": "",
-    **{"aux0_": "_pre", "aux1_": "_aux_0", "aux2_": "_aux_1", "aux3_": "_aux_2"},
-    "enc_": "_enc_0",
-    **{"dn_": "_dn_3", "dn_aux0_": "_dn_pre", "dn_aux1_": "_dn_0", "dn_aux2_": "_dn_1", "dn_aux3_": "_dn_2"},
-}
-"""Prefix of our keys -> suffix of the original's, for 4 decoder layers."""
 MATCHER = dict(type="HungarianMatcher", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0, activation="sigmoid")
 WEIGHTS = dict(labels=1.0, l1=5.0, giou=2.0, fgl=0.15, ddf=1.5)
-LAYER_FIELDS = ("pred_logits", "pred_boxes", "pred_corners")
 
 
 def make_criterion(**changes):
@@ -34,49 +26,6 @@ def make_criterion(**changes):
 @pytest.fixture(scope="module")
 def case() -> Case:
     return load_case("dfine_criterion")
-
-
-def golden_outputs(case: Case, targets: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Return the outputs of the golden case, and its inputs with gradients by their name."""
-    leaves = {name: value.requires_grad_() for name, value in case.torch_inputs().items()}
-    for queries in ("main", f"dn.{targets}"):
-        # The plain prediction of the first layer is what the later layers refine.
-        initial = leaves.pop(f"{queries}.initial_boxes").detach()
-        leaves[f"{queries}.pre.pred_boxes"] = initial.clone().requires_grad_()
-
-    def layers(queries: str) -> dict:
-        plain, *refined = [
-            {field: leaves[f"{queries}.{layer}.{field}"] for field in fields}
-            for layer, fields in [("pre", LAYER_FIELDS[:2])] + [(f"layer{i}", LAYER_FIELDS) for i in range(4)]
-        ]
-        initial_boxes = plain["pred_boxes"].detach()
-        return {**refined[-1], "initial_boxes": initial_boxes, "aux_outputs": [plain, *refined[:-1]]}
-
-    denoising = case.meta["denoising"][targets]
-    matches = [
-        (torch.tensor(rows, dtype=torch.int64), torch.tensor(indices, dtype=torch.int64))
-        for rows, indices in zip(denoising["positive_rows"], denoising["targets"], strict=True)
-    ]
-    settings = case.meta["settings"]
-    reg_max, reg_scale, up = (settings[name] for name in ("reg_max", "reg_scale", "up"))
-    encoder = {field: leaves[f"enc.{field}"] for field in LAYER_FIELDS[:2]}
-    outputs = {
-        **layers("main"),
-        "distance_bins": distance_bins(reg_max, reg_scale, up),
-        "reg_scale": reg_scale,
-        "training_outputs": [
-            dict(encoder, name="enc"),
-            dict(layers(f"dn.{targets}"), name="dn", matches=matches, repeats=denoising["groups"]),
-        ],
-    }
-    return outputs, leaves
-
-
-def golden_targets(case: Case, targets: str) -> list[dict]:
-    return [
-        {"labels": torch.from_numpy(target["labels"]), "boxes_cxcywh": torch.from_numpy(target["boxes"])}
-        for target in case.targets[targets]
-    ]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,7 +2,7 @@
 
 `golden/deimv2_SIZE.npz` were recorded from Intellindust-AI-Lab/DEIMv2 at 0fff8d4, built from an archive of the
 repository with batch norms in place of synchronized ones, one process per size, since its configs keep what a former
-one has set. Inputs and weights are those of `test_dfine_golden.py`: 5 classes, 30 queries, no denoising, two images, in
+one has set. Inputs and weights are drawn as for D-FINE: 5 classes, 30 queries, no denoising, two images, in
 float64. A shared head of boxes has the weights of the first layer's key.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.drawn_weights import assert_close, drawn, projections, weighted_sum, weights
 from helpers.realtime_models import deimv2
-from models.test_dfine_golden import assert_close, drawn, projections, weighted_sum, weights
 
 from vitkit.configs.deimv2 import SIZES, VARIANTS, deimv2_model
 from vitkit.engine.build import build_model
