@@ -11,7 +11,7 @@ from PIL import Image
 from vitkit import load_config, pretrain
 from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
-from vitkit.apps.pretraining.photos import check_photos
+from vitkit.apps.pretraining.photos import Photos, check_photos
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -124,6 +124,17 @@ def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
         chosen(hours=1)
 
 
+def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
+    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, [])
+    many = Photos(str(photos), str(photos), 10_000, 130, [])
+    choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
+    # 2880 steps of 16 images are less than five times all of them, of which the warm-up would be one.
+    assert choice.repeats == 0.2304 and choice.epochs == 20 and choice.steps(many) == 2880
+    config = load_config("config.py")
+    assert config["data"]["train"]["repeats"] == 0.2304 and "many: an epoch has a part" in Path("config.py").read_text()
+    assert "20 epochs, each with 0.23 of the images: 2880 steps" in choice.describe(many)
+
+
 def test_the_config_says_why_and_how(photos, step_seconds):
     result = pretrain(photos, hours=2, dry_run=True, **{**OPTIONS, "overrides": TINY})
     text = result.config.read_text()
@@ -151,7 +162,8 @@ def test_paths_are_found_from_another_working_directory(tmp_path, monkeypatch):
     assert pretraining.as_absolute("runs/lr=1") == str(tmp_path / "runs" / "lr=1")
     assert pretraining.as_absolute("resnet50=w.pth") == f"resnet50={tmp_path / 'w.pth'}"
     assert pretraining.as_absolute("resnet50") == "resnet50"
-    assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")] and pretraining.as_plain({"type": "x"})
+    assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")]
+    assert pretraining.as_plain({"type": "x", "source": [Path("y")]}) == {"type": "x", "source": ["y"]}
     assert pretraining.as_plain("photos/*.jpg") == str(tmp_path / "photos/*.jpg")
 
 

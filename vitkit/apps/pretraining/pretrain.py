@@ -47,7 +47,7 @@ LONGEST_TIMING = 3.0
 MIN_STEPS = 50
 """The number of steps below which a run is refused."""
 NUM_EPOCHS = 20
-"""About how many epochs a run has; with few images, each is in an epoch several times."""
+"""About how many epochs a run has: with few images, each is in an epoch several times; of many, a part is."""
 NUM_EVALUATIONS = 5
 WARMUP_EPOCHS = 1
 LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
@@ -88,7 +88,8 @@ class Choice:
     images: int
     """Number in a step."""
     epochs: int = 1000
-    repeats: int = 1
+    repeats: float = 1
+    """How often each image occurs in an epoch."""
     step_minutes: float = 0.0
 
     def steps(self, photos: Photos) -> int:
@@ -102,6 +103,7 @@ class Choice:
     def describe(self, photos: Photos) -> str:
         """Return the choices in words."""
         times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
+        times = times or (f", each with {self.repeats:.2g} of the images" if self.repeats < 1 else "")
         steps = pluralize(self.steps(photos), "steps")
         return (
             f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
@@ -238,7 +240,7 @@ def resume_command(folder: Path) -> str:
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
     """Return a source of images as JSON can hold it; files of a folder stay the same from another working directory."""
     if isinstance(photos, Mapping):
-        return dict(photos)
+        return json.loads(json.dumps(dict(photos), default=os.fspath))
     if isinstance(photos, str | Path):
         return os.path.abspath(photos)
     return [os.path.abspath(path) for path in photos]
@@ -344,7 +346,8 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
             f"--hours {request.hours:g}: too short: there is time for {pluralize(int(steps), 'steps')}; expected at "
             f"least {MIN_STEPS}, which take --hours {least + 0.005:.2f}."
         )
-    repeats = max(1, round(steps * choice.images / (NUM_EPOCHS * photos.count))) if request.is_paced else 1
+    repeats = steps * choice.images / (NUM_EPOCHS * photos.count) if request.is_paced else 1
+    repeats = max(1, round(repeats)) if repeats >= 0.5 else round(repeats, 6)
     steps_per_epoch = math.ceil(photos.count * repeats / choice.images)
     choice = replace(choice, repeats=repeats, epochs=max(1, int(steps / steps_per_epoch)))
     plan = replace(plan, choice=choice)
@@ -377,9 +380,10 @@ def config_text(plan: Plan, folder: Path) -> str:
         f"    cfg = base(\n{called},\n    )",
         f'    cfg["data"].update(images_per_gpu={choice.images}, num_workers="auto", on_error="skip")',
     ]
-    if choice.repeats > 1:
+    if choice.repeats != 1:
+        few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
         lines += [
-            "    # The photos are few: an epoch with each once would be over in seconds.",
+            f"    # The photos are {few if choice.repeats > 1 else many}.",
             f'    cfg["data"]["train"]["repeats"] = {choice.repeats}',
         ]
     val, metric = shown_images(plan), ""
