@@ -174,6 +174,8 @@ def test_wrong_options_are_errors(photos, capsys):
         (["--method", "mae", "model.backbon.depth=2"], "backbon"),
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
         (["--backbone", "resnet19"], "resnet19"),
+        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a ViT"),
+        (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
     assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
@@ -308,7 +310,7 @@ def test_a_run_is_not_resumed_as_another_one(whole, change, message):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains_a_backbone(photos, step_seconds, name):
+def test_every_method_trains_a_backbone(photos, step_seconds, name, capsys):
     torch.save(BACKBONES.build("resnet18").state_dict(), "teacher.pth")
     narrow = "model.backbone.base_channels=8"
     overrides = {
@@ -322,3 +324,5 @@ def test_every_method_trains_a_backbone(photos, step_seconds, name):
     assert config["data"]["train"]["transforms"]["size"] == 128 and config["data"]["images_per_gpu"] == 5
     assert load_pretrained(BACKBONES.build({**config["model"]["backbone"], "pretrained": str(done.folder)}))
     assert done.after["spread"] > 0 and done.report.is_file()
+    type_ = "model.backbone=vit_tiny_patch16 " if name == "mae" else ""  # start itself chooses a ResNet
+    assert f"ANNOTATIONS {type_}model.backbone.pretrained=runs/pretrain\n" in capsys.readouterr().out

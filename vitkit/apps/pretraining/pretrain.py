@@ -22,6 +22,7 @@ from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.start import comment, make_free_folder
 from vitkit.apps.training import api
+from vitkit.backbones.vit import ViT
 from vitkit.config import load_config
 from vitkit.config.overrides import split_override
 from vitkit.devices import default_device
@@ -33,6 +34,7 @@ from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
 from vitkit.protocols import Evaluator
+from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
 from vitkit.weights.names import BACKBONE_WEIGHTS
@@ -50,6 +52,8 @@ NUM_EPOCHS = 20
 """About how many epochs a run has: with few images, each is in an epoch several times; of many, a part is."""
 NUM_EVALUATIONS = 5
 WARMUP_EPOCHS = 1
+BACKBONES_OF_START = ("resnet18", "resnet50")
+"""The backbones that `vitkit start` chooses by itself if it is given their weights."""
 LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
 UNLABELED = {"type": "FeatureStatistics"}
 
@@ -296,8 +300,19 @@ def check_options(request: Request, folder: Path) -> None:
     """Check the config that the options make, before the images are looked at.
 
     Raises:
-        ConfigError: a name or a key is unknown.
+        ConfigError: a name or a key is unknown, the backbone is of the wrong kind, or a folder is missing.
     """
+    constructor, _ = BACKBONES.resolve(request.backbone, "--backbone")
+    is_vit = isinstance(constructor, type) and issubclass(constructor, ViT)
+    if METHODS[request.method].needs_vit and not is_vit:
+        raise ConfigError(
+            f"--method {request.method}: {request.backbone} is not a ViT, whose patches it removes. Choose one: "
+            f"--backbone {METHODS[request.method].backbone}, or another method."
+        )
+    if request.labelled is not None and not os.path.isdir(request.labelled):
+        raise ConfigError(
+            f"--labelled {request.labelled}: no such folder. Expected one with a folder of images for each class."
+        )
     draft = Plan(
         request, Photos(request.photos, request.photos, 0, 0, []), Choice(min(METHODS[request.method].sizes), 1)
     )
@@ -463,12 +478,15 @@ def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *,
     after, _ = measure(plan, folder, device, trained=True)
     _, evaluator = measure(plan, folder, device, trained=True, val=shown_images(plan))
     last = read_log(folder / LOG_NAME)[0][-1]
+    use = f"model.backbone.pretrained={shlex.quote(str(folder))}"
+    if request.backbone not in BACKBONES_OF_START:
+        use = f"model.backbone={request.backbone} {use}"
     facts = {
         "method": f"{request.method}: {METHODS[request.method].text}" + f", {request.teacher}" * bool(request.teacher),
         "backbone": request.backbone,
         "images": "; ".join([photos.summary, *photos.notes]),
         "trained": f"{pluralize(last['step'], 'steps')}, {last['minutes']:.0f} min, {plan.choice.size} pixels",
-        "use it": f"model.backbone.pretrained={folder}",
+        "use it": use,
     }
     report = write_pretraining_report(
         folder / REPORT,
@@ -484,6 +502,6 @@ def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *,
             print(f"features  {name} {before[name]:.3f} before, {value:.3f} after ({value - before[name]:+.3f})")
     print(f"report    {report}")
     print(f"weights   {folder / BACKBONE_WEIGHTS}")
-    print(f"use it    vitkit start IMAGES ANNOTATIONS model.backbone.pretrained={shlex.quote(str(folder))}")
+    print(f"use it    vitkit start IMAGES ANNOTATIONS {use}")
     print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * request.hours:.0f} min", flush=True)
     return Pretrained(folder, folder / CONFIG, folder / BACKBONE_WEIGHTS, before, after, report)
