@@ -291,7 +291,8 @@ def test_time_that_has_passed_before_training_is_planned_for(photos, step_second
     calls = []
     monkeypatch.setattr(pretraining, "train_until", lambda *arguments, **how: calls.append(how["config"]["train"]))
     pretraining.train_in_time(plan, Path("runs/pretrain"), "cpu", began=pretraining.time.monotonic() - 1800)
-    assert plan.choice.epochs == 20 and calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
+    assert plan.choice.epochs == 20 and load_config("runs/pretrain/config.py")["schedule"]["warmup_epochs"] < 1
+    assert calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,7 @@ def config_text(plan: Plan, folder: Path) -> str:
     lines += [
         f'    cfg["data"]["val"] = {val!r}',
         *[f'    cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
-        f'    cfg["schedule"]["warmup_epochs"] = {WARMUP_EPOCHS}',
+        f'    cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
         *(f"    {line}" for line in method.small),
         f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
         f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
