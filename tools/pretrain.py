@@ -10,7 +10,8 @@ Methods (default: distil with --teacher, else dino):
     distil  learn the features of a frozen teacher whose weights there are: the most in a short time
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
-What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md.
+What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md. Three minutes of
+distillation on 205 photos saved no labels: AP 0.330 with 20 of them, and 0.348 from random weights (one seed each).
 
 Examples:
     vitkit pretrain photos --hours 1
