@@ -19,7 +19,8 @@ Examples:
     vitkit pretrain photos --teacher resnet50=resnet50.pth             # a file of weights, no download
     vitkit pretrain photos --method mae --backbone vit_small_patch16 --labelled flowers --run-dir runs/mae
     vitkit pretrain --resume runs/pretrain                             # after ctrl-C, a kill or a lost machine
-    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain
+    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain     # from resnet18 or resnet50; others:
+    vitkit start photos labels.json model.backbone=vit_small_patch16 model.backbone.pretrained=runs/mae
 """
 
 import argparse
@@ -29,13 +30,13 @@ from pathlib import Path
 import vitkit
 from vitkit.tools.common import add_device, errors_in_one_line, is_override
 
-METHODS = ("distil", "mae", "dino")
-
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rest", nargs="*", metavar="PHOTOS", help="the images, and key.sub=value for the config")
-    parser.add_argument("--method", choices=METHODS, help="how to learn (default: distil with --teacher, else dino)")
+    parser.add_argument(
+        "--method", metavar="NAME", help="distil, mae or dino (default: distil with --teacher, else dino)"
+    )
     parser.add_argument(
         "--teacher",
         metavar="NAME",

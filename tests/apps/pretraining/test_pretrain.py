@@ -174,6 +174,7 @@ def test_wrong_options_are_errors(photos, capsys):
         (["--method", "mae", "model.backbon.depth=2"], "backbon"),
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
         (["--backbone", "resnet19"], "resnet19"),
+        (["--method", "dinov2"], "--method dinov2: unknown. Did you mean 'dino'"),
         (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a ViT"),
         (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):

@@ -46,7 +46,7 @@ METHODS = {
         size="image_size",
         needs_vit=True,
         small=(
-            "# One block reconstructs worse, and is as good for fine-tuning (the paper's table 1).",
+            "# A shallow decoder reconstructs worse, and is as good for fine-tuning (the paper's table 1).",
             'cfg["model"].update(decoder_d_model=192, decoder_depth=2, decoder_num_heads=6)',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 5e-4',
