@@ -161,7 +161,8 @@ def test_paths_are_found_from_another_working_directory(tmp_path, monkeypatch):
     (tmp_path / "runs" / "lr=1").mkdir(parents=True)
     assert pretraining.as_absolute("runs/lr=1") == str(tmp_path / "runs" / "lr=1")
     assert pretraining.as_absolute("resnet50=w.pth") == f"resnet50={tmp_path / 'w.pth'}"
-    assert pretraining.as_absolute("resnet50") == "resnet50"
+    for name in ("resnet50", "resnet50=https://a.org/w.pth", "resnet50=timm/resnet50.a1_in1k", "vit=hf:facebook/vit"):
+        assert pretraining.as_absolute(name) == name
     assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")]
     assert pretraining.as_plain({"type": "x", "source": [Path("y")]}) == {"type": "x", "source": ["y"]}
     assert pretraining.as_plain("photos/*.jpg") == str(tmp_path / "photos/*.jpg")

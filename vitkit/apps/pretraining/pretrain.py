@@ -37,6 +37,7 @@ from vitkit.protocols import Evaluator
 from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
+from vitkit.weights.hub import is_hub_name
 from vitkit.weights.names import BACKBONE_WEIGHTS
 
 CONFIG, PLAN, BEFORE, REPORT = "config.py", "pretrain.json", "before.json", "report.html"
@@ -255,7 +256,8 @@ def as_absolute(teacher: str) -> str:
     name, is_with_weights, weights = teacher.partition("=")
     if os.path.exists(teacher):
         return os.path.abspath(teacher)
-    return f"{name}={os.path.abspath(weights)}" if is_with_weights else name
+    is_file = is_with_weights and "://" not in weights and not weights.startswith("timm/") and not is_hub_name(weights)
+    return f"{name}={os.path.abspath(weights)}" if is_file else teacher
 
 
 def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None:
