@@ -165,6 +165,8 @@ def test_paths_are_found_from_another_working_directory(tmp_path, monkeypatch):
         assert pretraining.as_absolute(name) == name
     assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")]
     assert pretraining.as_plain({"type": "x", "source": [Path("y")]}) == {"type": "x", "source": ["y"]}
+    with pytest.raises(ConfigError, match="photos: .*not Tensor. Give a dataset's spec as in a config"):
+        pretraining.as_plain({"type": "x", "of": torch.zeros(1)})
     assert pretraining.as_plain("photos/*.jpg") == str(tmp_path / "photos/*.jpg")
 
 

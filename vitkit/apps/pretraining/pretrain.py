@@ -243,9 +243,16 @@ def resume_command(folder: Path) -> str:
 
 
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
-    """Return a source of images as JSON can hold it; files of a folder stay the same from another working directory."""
+    """Return a source of images as JSON can hold it; files of a folder stay the same from another working directory.
+
+    Raises:
+        ConfigError: a dataset's spec has a value that JSON cannot hold.
+    """
     if isinstance(photos, Mapping):
-        return json.loads(json.dumps(dict(photos), default=os.fspath))
+        try:
+            return json.loads(json.dumps(dict(photos), default=os.fspath))
+        except TypeError as error:
+            raise ConfigError(f"photos: {error}. Give a dataset's spec as in a config, of plain values.") from error
     if isinstance(photos, str | Path):
         return os.path.abspath(photos)
     return [os.path.abspath(path) for path in photos]
