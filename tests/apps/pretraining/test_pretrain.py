@@ -1,5 +1,6 @@
 """From images without labels to a backbone that others start from."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
 from vitkit.apps.pretraining.photos import check_photos
 from vitkit.apps.starter.child_runs import StepCost
+from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import BACKBONES
@@ -71,6 +73,15 @@ def test_what_cannot_be_learned_from_is_left_out_and_named(photos, capsys):
     assert "1 image below 32 pixels left out: flat.png" in notes
     assert "1 copy of other images left out: 0.png" in notes  # "0 (copy).png" comes first
     assert "1 image of 16 bits, of which the upper 8 are used: deep.png" in notes
+
+
+def test_names_that_no_list_can_have_are_left_out_and_named(photos):
+    for name in ("two\nlines.png", "space.png ", os.fsdecode(b"\xff.png")):
+        shutil.copy(photos / "0.png", photos / name)
+    found = check_photos([*map(str, photos.iterdir())], photos.parent)
+    listed = UnlabelledImages(found.source)
+    assert len(listed) == found.count == 5 and all(listed.image_path(index).is_file() for index in range(5))
+    assert any(note.startswith("3 images left out, whose name no line of UTF-8 text can have") for note in found.notes)
 
 
 def test_of_many_images_some_are_decoded_and_all_headers_read(photos, monkeypatch):
