@@ -282,6 +282,30 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
     assert again.report.is_file()
 
 
+def test_ctrl_c_in_the_timing_of_large_crops_says_how_to_go_on_with_the_same_settings(
+    tmp_path, step_seconds, monkeypatch, capsys
+):
+    write_photos(tmp_path / "photos", 2, side=300)
+    step_seconds[0] = 0.01
+    options = dict(method="mae", device="cpu", dry_run=True, overrides=TINY)
+    whole = pretrain(tmp_path / "photos", run_dir=tmp_path / "run", **options)
+    time_steps = pretraining.time_steps
+
+    def interrupted(command, *arguments, **how):
+        if load_config(command[2])["data"]["train"]["transforms"]["size"] > 128:
+            raise KeyboardInterrupt
+        return time_steps(command, *arguments, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretraining, "time_steps", interrupted)
+        pretrain(tmp_path / "photos", run_dir=tmp_path / "run-2", **options)
+    assert f"this goes on with it: vitkit pretrain --resume {tmp_path / 'run-2'}" in capsys.readouterr().out
+    again = pretrain(resume=tmp_path / "run-2", device="cpu", dry_run=True)
+    ours, theirs = (load_config(run.config) for run in (again, whole))
+    assert theirs["data"]["train"]["transforms"]["size"] == 224 and ours["train"] == theirs["train"]
+    assert all(ours["data"]["train"][key] == theirs["data"]["train"][key] for key in ("repeats", "transforms"))
+
+
 def test_time_that_has_passed_before_training_is_planned_for(photos, step_seconds, monkeypatch):
     pretrain(photos, hours=1, dry_run=True, **{**OPTIONS, "overrides": TINY})
     plan = pretraining.Plan.read(Path("runs/pretrain"))
