@@ -1,5 +1,6 @@
 """From images without labels to a backbone for other models, within a given time: `vitkit.pretrain`."""
 
+import inspect
 import json
 import math
 import os
@@ -22,7 +23,6 @@ from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.start import comment, make_free_folder
 from vitkit.apps.training import api
-from vitkit.backbones.vit import ViT
 from vitkit.config import load_config
 from vitkit.config.overrides import split_override
 from vitkit.devices import default_device
@@ -304,8 +304,8 @@ def check_options(request: Request, folder: Path) -> None:
         ConfigError: a name or a key is unknown, the backbone is of the wrong kind, or a folder is missing.
     """
     constructor, _ = BACKBONES.resolve(request.backbone, "--backbone")
-    is_vit = isinstance(constructor, type) and issubclass(constructor, ViT)
-    if METHODS[request.method].needs_vit and not is_vit:
+    needed = METHODS[request.method].needs_argument
+    if needed is not None and needed not in inspect.signature(constructor).parameters:
         raise ConfigError(
             f"--method {request.method}: {request.backbone} is not a ViT, whose patches it removes. Choose one: "
             f"--backbone {METHODS[request.method].backbone}, or another method."
