@@ -333,8 +333,9 @@ def load_initial_weights(
     backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
     backbone: Any = child(model, "backbone")
     with first_rank_first():
-        takes_backbone = init is not None and backbone is not None and not hasattr(model, "trained_backbone")
-        if takes_backbone and (run := pretraining_run(init)) is not None:
+        takes_backbone = backbone is not None and not hasattr(model, "trained_backbone")
+        run = pretraining_run(init) if init and takes_backbone else None
+        if run is not None:
             load_backbone(backbone, str(run))
             logger.info("init: only the newest backbone (%s), as %s was trained without labels", BACKBONE_WEIGHTS, run)
         elif init:
