@@ -333,8 +333,8 @@ def load_initial_weights(
     backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
     backbone: Any = child(model, "backbone")
     with first_rank_first():
-        is_other = backbone is not None and not hasattr(model, "trained_backbone")
-        run = pretraining_run(init) if init and is_other else None
+        takes_backbone = backbone is not None and not hasattr(model, "trained_backbone")
+        run = pretraining_run(init) if init and takes_backbone else None
         if run is not None:
             load_backbone(backbone, str(run))
             logger.info("init: only the newest backbone (%s), as %s was trained without labels", BACKBONE_WEIGHTS, run)

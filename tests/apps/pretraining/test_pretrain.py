@@ -1,5 +1,6 @@
 """From images without labels to a backbone that others start from."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
 from vitkit.apps.pretraining.photos import Photos, check_photos
 from vitkit.apps.starter.child_runs import StepCost
+from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import BACKBONES
@@ -71,6 +73,15 @@ def test_what_cannot_be_learned_from_is_left_out_and_named(photos, capsys):
     assert "1 image below 32 pixels left out: flat.png" in notes
     assert "1 copy of other images left out: 0.png" in notes  # "0 (copy).png" comes first
     assert "1 image of 16 bits, of which the upper 8 are used: deep.png" in notes
+
+
+def test_names_that_no_list_can_have_are_left_out_and_named(photos):
+    for name in ("two\nlines.png", "space.png ", os.fsdecode(b"\xff.png")):
+        shutil.copy(photos / "0.png", photos / name)
+    found = check_photos([*map(str, photos.iterdir())], photos.parent)
+    listed = UnlabelledImages(found.source)
+    assert len(listed) == found.count == 5 and all(listed.image_path(index).is_file() for index in range(5))
+    assert any(note.startswith("3 images left out, whose name no line of UTF-8 text can have") for note in found.notes)
 
 
 def test_of_many_images_some_are_decoded_and_all_headers_read(photos, monkeypatch):
@@ -287,6 +298,30 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
     ours, theirs = (read_checkpoint(run.folder / "backbone.pth")["model"] for run in (again, whole))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
     assert again.report.is_file()
+
+
+def test_ctrl_c_in_the_timing_of_large_crops_says_how_to_go_on_with_the_same_settings(
+    tmp_path, step_seconds, monkeypatch, capsys
+):
+    write_photos(tmp_path / "photos", 2, side=300)
+    step_seconds[0] = 0.01
+    options = dict(method="mae", device="cpu", dry_run=True, overrides=TINY)
+    whole = pretrain(tmp_path / "photos", run_dir=tmp_path / "run", **options)
+    time_steps = pretraining.time_steps
+
+    def interrupted(command, *arguments, **how):
+        if load_config(command[2])["data"]["train"]["transforms"]["size"] > 128:
+            raise KeyboardInterrupt
+        return time_steps(command, *arguments, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretraining, "time_steps", interrupted)
+        pretrain(tmp_path / "photos", run_dir=tmp_path / "run-2", **options)
+    assert f"this goes on with it: vitkit pretrain --resume {tmp_path / 'run-2'}" in capsys.readouterr().out
+    again = pretrain(resume=tmp_path / "run-2", device="cpu", dry_run=True)
+    ours, theirs = (load_config(run.config) for run in (again, whole))
+    assert theirs["data"]["train"]["transforms"]["size"] == 224 and ours["train"] == theirs["train"]
+    assert all(ours["data"]["train"][key] == theirs["data"]["train"][key] for key in ("repeats", "transforms"))
 
 
 def test_time_that_has_passed_before_training_is_planned_for(photos, step_seconds, monkeypatch):

@@ -58,6 +58,7 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
     dataset = UnlabelledImages(source)
     step = max(1, len(dataset) // MAX_DECODED)
     unreadable: list[str] = []
+    unlisted: list[str] = []
     tiny: list[str] = []
     copies: list[str] = []
     deep: list[str] = []
@@ -67,6 +68,9 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
     for index in range(len(dataset)):
         path = dataset.image_path(index)
         name = path.name if path is not None else f"image {dataset.image_ids[index]}"
+        if path is not None and not _fits_in_line(path):
+            unlisted.append(ascii(name))
+            continue
         try:
             if index % step == 0 or path is None:
                 image = dataset.load_image(index)
@@ -92,6 +96,7 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
         f"{text}{', such as' if len(names) > 1 else ':'} {names[0]}"
         for names, text in (
             (unreadable, f"{pluralize(len(unreadable), 'unreadable files')} left out"),
+            (unlisted, f"{pluralize(len(unlisted), 'images')} left out, whose name no line of UTF-8 text can have"),
             (tiny, f"{pluralize(len(tiny), 'images')} below {MIN_SIDE} pixels left out"),
             (copies, f"{pluralize(len(copies), 'copies')} of other images left out"),
             (deep, f"{pluralize(len(deep), 'images')} of 16 bits, of which the upper 8 are used"),
@@ -111,6 +116,16 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
             write_text(folder / file, "".join(some))
         listed, listed_shown = (os.path.abspath(folder / file) for file in (IMAGES, SHOWN))
     return Photos(listed, listed_shown, len(usable), int(np.median(sides)), notes)
+
+
+def _fits_in_line(path: Path) -> bool:
+    """Whether a name can stand in a line of a UTF-8 file."""
+    name = os.path.abspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return name.splitlines() == [name.strip()]
 
 
 def _describe(source: Path | Sequence | Spec) -> str:

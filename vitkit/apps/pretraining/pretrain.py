@@ -1,5 +1,6 @@
 """From images without labels to a backbone for other models, within a given time: `vitkit.pretrain`."""
 
+import inspect
 import json
 import math
 import os
@@ -22,12 +23,10 @@ from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.start import comment, make_free_folder
 from vitkit.apps.training import api
-from vitkit.backbones.vit import ViT
 from vitkit.config import load_config
 from vitkit.config.overrides import split_override
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
-from vitkit.engine.hooks import Interrupted
 from vitkit.engine.trainer import check_training
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
@@ -218,23 +217,23 @@ def pretrain(
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         plan = make_plan(request, folder, device)
-    if not plan.choice.step_minutes:
-        plan = choose(plan, folder, device)
-    if not (folder / BEFORE).is_file():
-        before, _ = measure(plan, folder, device, trained=False)
-        write_text(folder / BEFORE, json.dumps(before))
-    print(f"chosen    {plan.request.method} of {plan.request.backbone}, {plan.choice.describe(plan.photos)}")
-    print(f"config    {folder / CONFIG}", flush=True)
-    before = read_json(folder / BEFORE, key="--resume")
-    if dry_run:
-        print(f"train it  {resume_command(folder)}")
-        return Pretrained(folder, folder / CONFIG, None, before, {}, None)
     try:
+        if not plan.choice.step_minutes:
+            plan = choose(plan, folder, device)
+        if not (folder / BEFORE).is_file():
+            before, _ = measure(plan, folder, device, trained=False)
+            write_text(folder / BEFORE, json.dumps(before))
+        print(f"chosen    {plan.request.method} of {plan.request.backbone}, {plan.choice.describe(plan.photos)}")
+        print(f"config    {folder / CONFIG}", flush=True)
+        before = read_json(folder / BEFORE, key="--resume")
+        if dry_run:
+            print(f"train it  {resume_command(folder)}")
+            return Pretrained(folder, folder / CONFIG, None, before, {}, None)
         train_in_time(plan, folder, device, began=began)
-    except (KeyboardInterrupt, Interrupted):
+        return conclude(plan, folder, device, before, began=began)
+    except (KeyboardInterrupt, SystemExit):  # the latter by SIGTERM, or in a child process
         print(f"interrupted; this goes on with it: {resume_command(folder)}")
         raise
-    return conclude(plan, folder, device, before, began=began)
 
 
 def resume_command(folder: Path) -> str:
@@ -312,8 +311,8 @@ def check_options(request: Request, folder: Path) -> None:
         ConfigError: a name or a key is unknown, the backbone is of the wrong kind, or a folder is missing.
     """
     constructor, _ = BACKBONES.resolve(request.backbone, "--backbone")
-    is_vit = isinstance(constructor, type) and issubclass(constructor, ViT)
-    if METHODS[request.method].needs_vit and not is_vit:
+    needed = METHODS[request.method].needs_argument
+    if needed is not None and needed not in inspect.signature(constructor).parameters:
         raise ConfigError(
             f"--method {request.method}: {request.backbone} is not a ViT, whose patches it removes. Choose one: "
             f"--backbone {METHODS[request.method].backbone}, or another method."
@@ -349,7 +348,8 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     method = METHODS[request.method]
 
     def timed(choice: Choice) -> Choice:
-        replace(plan, choice=choice).write(folder)
+        # Without the time of a step, so that a resumption times again what was not timed to the end.
+        replace(plan, choice=replace(choice, step_minutes=0.0)).write(folder)
         command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", device]
         cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
         (folder / "timing.txt").unlink(missing_ok=True)
@@ -358,17 +358,18 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
         print(f"timed     {seconds}{f'; it {note}' if note else ''}", flush=True)
         return replace(choice, step_minutes=cost.minutes)
 
-    choice = timed(plan.choice)
-    for size in reversed(sizes_for(method, photos)[1:]):
+    least, *larger = sizes_for(method, photos)
+    choice = timed(replace(plan.choice, size=least))
+    for size in reversed(larger):
         if minutes / choice.step_minutes * (choice.size / size) ** 2 >= method.sizes[size]:
             choice = timed(replace(choice, size=size))
             break
     steps = minutes / choice.step_minutes
     if steps < MIN_STEPS and request.is_paced:
-        least = request.hours * MIN_STEPS / steps
+        hours = request.hours * MIN_STEPS / steps
         raise ConfigError(
             f"--hours {request.hours:g}: too short: there is time for {pluralize(int(steps), 'steps')}; expected at "
-            f"least {MIN_STEPS}, which take --hours {least + 0.005:.2f}."
+            f"least {MIN_STEPS}, which take --hours {hours + 0.005:.2f}."
         )
     repeats = steps * choice.images / (NUM_EPOCHS * photos.count) if request.is_paced else 1
     repeats = max(1, round(repeats)) if repeats >= 0.5 else round(repeats, 6)
