@@ -172,10 +172,12 @@ def test_wrong_options_are_errors(photos, capsys):
         (["labels.json"], "labels.json; put a pattern in quotes"),
         (["--method", "mae", "model.backbon.depth=2"], "backbon"),
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
-        (["--backbone", "resnet19"], "resnet19"),
+        (["--backbone", "resnet19"], "unknown backbone 'resnet19'"),
+        (["--method", "mae", "--backbone", "resnet18"], "only plain ViTs, such as vit_tiny_patch16. Choose one of"),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
     assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
+    assert "give images to learn from" in error_of(capsys, "")  # an empty variable of the shell, not this folder
 
 
 @pytest.mark.parametrize(

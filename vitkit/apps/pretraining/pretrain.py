@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitkit.apps.pretraining.features import measure_features
-from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
+from vitkit.apps.pretraining.methods import METHODS, Method, check_backbone, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
@@ -194,7 +194,7 @@ def pretrain(
     if hours is not None and not (hours > 0 and math.isfinite(hours)):
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")
     device = default_device() if device == "auto" else device
-    source = None if photos is None else as_plain(photos)
+    source = as_plain(photos) if photos else None
     labelled = None if labelled is None else os.path.abspath(labelled)
     teacher = None if teacher is None else as_absolute(teacher)
     if resume is not None:
@@ -207,6 +207,7 @@ def pretrain(
             raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
         method = choose_method(method, teacher)
         backbone = backbone or METHODS[method].backbone
+        check_backbone(method, backbone)
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         plan = make_plan(request, folder, device)
