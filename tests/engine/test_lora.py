@@ -121,6 +121,10 @@ def test_base_that_is_missing_or_differs_is_an_error_that_names_both(runs, tmp_p
     shutil.copy(runs / "base.pth", moved / "weights.pth")  # beside the checkpoint
     assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
     shutil.copy(runs / "run" / "last.pth", tmp_path / "weights.pth")
+    # The base of a run's folder is called best.pth, too.
+    (moved / "weights.pth").rename(moved / "base.pth")
+    assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
+    (moved / "base.pth").unlink()
     with pytest.raises(
         CheckpointError, match=r"moved/best\.pth: was trained with LoRA on other weights than those of .*weights"
     ):
