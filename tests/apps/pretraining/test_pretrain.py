@@ -12,7 +12,7 @@ from PIL import Image
 from vitkit import load_config, pretrain
 from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
-from vitkit.apps.pretraining.photos import check_photos
+from vitkit.apps.pretraining.photos import check_photos, leave_out_lost
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.engine.hooks import Hook
@@ -82,6 +82,16 @@ def test_names_that_no_list_can_have_are_left_out_and_named(photos):
     listed = UnlabelledImages(found.source)
     assert len(listed) == found.count == 5 and all(listed.image_path(index).is_file() for index in range(5))
     assert any(note.startswith("3 images left out, whose name no line of UTF-8 text can have") for note in found.notes)
+
+
+def test_shown_images_that_are_lost_later_are_left_out_when_a_run_goes_on(photos, capsys):
+    found = check_photos(photos, photos.parent)
+    (photos / "1.png").unlink()
+    (photos / "2.png").write_bytes(b"x")
+    leave_out_lost(found)
+    assert [Path(name).name for name in UnlabelledImages(found.shown).image_ids] == ["0.png", "3.png", "4.png"]
+    assert "2 images are no longer readable, and not shown" in capsys.readouterr().out
+    assert len(UnlabelledImages(found.source)) == 5  # training replaces them, in as many steps
 
 
 def test_of_many_images_some_are_decoded_and_all_headers_read(photos, monkeypatch):

@@ -16,7 +16,7 @@ import torch
 
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, Method, check_backbone, choose_method
-from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
+from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
@@ -202,6 +202,7 @@ def pretrain(
         folder = Path(resume)
         plan = Plan.read(folder)
         check_same(plan.request, {**given, "overrides": list(overrides) or None}, folder)
+        leave_out_lost(plan.photos)
     else:
         if source is None:
             raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
