@@ -145,6 +145,12 @@ def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
         chosen(hours=1)
 
 
+def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
+    done = pretrain(photos, dry_run=True, **{**OPTIONS, "overrides": [*TINY, "train.epochs=10"]})
+    assert pretraining.Plan.read(done.folder).choice.epochs == 10
+    assert load_config(done.config)["train"]["eval_every"] == 2
+
+
 def test_the_config_says_why_and_how(photos, step_seconds):
     result = pretrain(photos, hours=2, dry_run=True, **{**OPTIONS, "overrides": TINY})
     text = result.config.read_text()

@@ -350,9 +350,12 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     repeats = max(1, round(steps * choice.images / (NUM_EPOCHS * photos.count))) if request.is_paced else 1
     steps_per_epoch = math.ceil(photos.count * repeats / choice.images)
     choice = replace(choice, repeats=repeats, epochs=max(1, int(steps / steps_per_epoch)))
+    replace(plan, choice=choice).write(folder)
+    # Those of the command line, if it has them, decide how often there is an evaluation.
+    choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])
     plan = replace(plan, choice=choice)
     plan.write(folder)
-    return replace(plan, choice=replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"]))
+    return plan
 
 
 def config_text(plan: Plan, folder: Path) -> str:
