@@ -140,6 +140,13 @@ def test_other_model_than_the_trained_one_is_an_error(runs):
         load_weights(MODELS.build(spec, num_classes=6), runs / "run" / "best.pth")
 
 
+def test_model_with_layers_that_neither_file_has_is_an_error(runs):
+    spec = load_config(runs / "lora.py")["model"]
+    spec["backbone"]["depth"] = 3
+    with pytest.raises(CheckpointError, match=r"best\.pth does not fit.*[\s\S]*missing.*backbone\.blocks\.2"):
+        load_weights(MODELS.build(spec, num_classes=6), runs / "run" / "best.pth")
+
+
 def test_resumed_run_is_equal_to_the_last_bit_and_a_run_starts_from_another(runs):
     parts = runs / "parts"
     vitkit.train(runs / "lora.py", run_dir=parts, init=runs / "base.pth", device="cpu", hooks=[EndAfter(minutes=1e-6)])
