@@ -10,7 +10,8 @@ Methods (default: distil with --teacher, else dino):
     distil  learn the features of a frozen teacher whose weights there are: the most in a short time
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
-What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md.
+What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md. Three minutes of
+distillation on 205 photos saved no labels: AP 0.330 with 20 of them, and 0.348 from random weights (one seed each).
 
 Examples:
     vitkit pretrain photos --hours 1
@@ -18,7 +19,8 @@ Examples:
     vitkit pretrain photos --teacher resnet50=resnet50.pth             # a file of weights, no download
     vitkit pretrain photos --method mae --backbone vit_small_patch16 --labelled flowers --run-dir runs/mae
     vitkit pretrain --resume runs/pretrain                             # after ctrl-C, a kill or a lost machine
-    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain
+    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain     # from resnet18 or resnet50; others:
+    vitkit start photos labels.json model.backbone=vit_small_patch16 model.backbone.pretrained=runs/mae
 """
 
 import argparse
@@ -28,13 +30,13 @@ from pathlib import Path
 import vitkit
 from vitkit.tools.common import add_device, errors_in_one_line, is_override
 
-METHODS = ("distil", "mae", "dino")
-
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rest", nargs="*", metavar="PHOTOS", help="the images, and key.sub=value for the config")
-    parser.add_argument("--method", choices=METHODS, help="how to learn (default: distil with --teacher, else dino)")
+    parser.add_argument(
+        "--method", metavar="NAME", help="distil, mae or dino (default: distil with --teacher, else dino)"
+    )
     parser.add_argument(
         "--teacher",
         metavar="NAME",

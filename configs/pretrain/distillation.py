@@ -5,7 +5,7 @@ teachers: one minus the cosine at each location and of each image. Student and t
 teacher has to be "patient and consistent" (Beyer et al. 2021, https://arxiv.org/abs/2106.05237): many epochs help.
 
 On ImageNet the classes of the validation images only serve to tell, by the nearest neighbors, what the features are
-worth. On any images, such as a folder's, with a validation loss and cosines in place of classes:
+worth. On any images, such as a folder's, the loss and cosines on the same images without crops take their place:
 vitkit train pretrain/distillation:backbone=resnet18,teacher=resnet50,data=FOLDER,images_per_step=32 (config's
 arguments).
 

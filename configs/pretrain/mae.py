@@ -44,7 +44,7 @@ def config(
             type="AdamW", lr=1.5e-4 * images_per_step / 256, betas=[0.9, 0.95], weight_decay=0.05,
             no_weight_decay=["vectors"],
         ),
-        schedule=dict(type="CosineLR", warmup_epochs=40),
+        schedule=dict(type="CosineLR", warmup_epochs=min(40, epochs / 5)),
         evaluator=dict(type="NearestNeighbours"),
         train=dict(
             epochs=epochs, images_per_step=images_per_step, reference_batch_size=images_per_step, precision="auto",

@@ -118,3 +118,11 @@ def test_datasets_with_one_image_per_sample_are_rejected(tmp_path):
         TRANSFORMS.build(CROPS).views(np.zeros((9, 9, 4), np.uint16))
     with pytest.raises(ConfigError, match="several views"):
         TRANSFORMS.build(CROPS)(AnnotatedImage(photo()))
+
+
+def test_views_are_not_squashed():
+    images = dict(type="ShapesClassification", image_size=16, num_images=4)
+    crops = dict(type="UnlabelledImages", source=images, transforms=dict(type="MultiCrop", size=16, small_size=8))
+    data = DataSettings(train=crops, val=images, images_per_gpu=2, num_workers=0, squares=dict(sizes=[32]))
+    with pytest.raises(ConfigError, match="data.squares: resizes an image only, .* have its views. Leave it out"):
+        next(iter(data.train_loader(data.dataset("train"), seed=0)))

@@ -81,7 +81,14 @@ def test_images_occur_in_an_epoch_as_often_as_asked(photos):
     batches = list(settings.train_loader(dataset, seed=0))
     names = [target["image_id"] for batch in batches for target in batch.targets]
     assert len(batches) == 6 and {name: names.count(name) for name in names} == dict.fromkeys(dataset.image_ids, 4)
-    with pytest.raises(ConfigError, match="repeats=0: expected at least 1"):
+    data = DataSettings(train=dict(source, repeats=2 / 3), val=source, images_per_gpu=1, num_workers=0)
+    loader = data.train_loader(data.dataset("train"), seed=0)
+    seen = []
+    for epoch in range(6):
+        loader.set_position(epoch)
+        seen.append({target["image_id"] for batch in loader for target in batch.targets})
+    assert {*map(len, seen)} == {2} and len(set.union(*seen)) == 3
+    with pytest.raises(ConfigError, match="repeats=0: expected above 0"):
         UnlabelledImages(photos, repeats=0)
 
 

@@ -1,5 +1,6 @@
 """LoRA runs: their checkpoints name their base, load wherever a run does, and continue to the last bit."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from helpers.real_runs import finish, losses_of, start
 
 import vitkit
 from vitkit.config import load_config
+from vitkit.engine.build import load_initial_weights
 from vitkit.engine.hooks import EndAfter
 from vitkit.engine.lora import LoRARun
 from vitkit.engine.settings import TrainSettings
@@ -18,6 +20,7 @@ from vitkit.registry import MODELS
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_weights, read_checkpoint, save_checkpoint
 from vitkit.weights.averaging import average
+from vitkit.weights.loading import load_base
 
 pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 CONFIG = """
@@ -82,6 +85,23 @@ def test_checkpoints_have_the_pairs_and_the_head_and_name_their_base(runs):
     assert max(sizes) < (runs / "base.pth").stat().st_size
     console = (runs / "run" / "console.txt").read_text()
     assert "LoRA: 768 trainable parameters of rank 2 in 4 layers, 198 trained in full, 32,224 frozen" in console
+
+
+def test_of_a_run_without_labels_the_base_is_the_backbone_that_it_has_trained(tmp_path):
+    spec = dict(type="ViT", image_size=32, patch_size=8, d_model=32, depth=1, num_heads=2)
+    config = json.dumps({"model": {"type": "PretrainingModel", "backbone": spec}})
+    best, newest = (PretrainingModel(spec) for _ in range(2))
+    save_checkpoint(tmp_path / "best.pth", {"model": best.state_dict(), "config": config})
+    save_checkpoint(tmp_path / "backbone.pth", {"model": newest.backbone.state_dict(), "config": config})
+    model = MODELS.build(dict(type="Classifier", backbone=spec), num_classes=3)
+    lora = LoRARun(model, dict(layers="backbone.*qkv"), tmp_path / "best.pth")
+    load_initial_weights(model, {}, tmp_path / "best.pth", ["a", "b", "c"])
+    lora.begin(model)
+    assert lora.about["base"]["source"] == str(tmp_path / "backbone.pth") and lora.about["base"]["part"] == "backbone"
+    again = MODELS.build(dict(type="Classifier", backbone=spec), num_classes=3)
+    load_base(again, lora.about["base"], "last.pth")
+    assert again.backbone.cls_token.equal(model.backbone.cls_token)
+    assert again.backbone.cls_token.equal(newest.backbone.cls_token)
 
 
 def test_loaded_run_has_the_merged_weights_everywhere(runs, tmp_path):

@@ -256,3 +256,9 @@ def test_the_masks_of_a_step_do_not_depend_on_the_number_of_processes(tmp_path):
 def test_an_encoder_without_decoder_is_another_models_checkpoint():
     with pytest.raises(CheckpointError, match="does not fit MAE"):
         load_weights(build(), build().backbone.state_dict())
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1600, 40), (300, 40), (50, 10)])
+def test_the_warm_up_of_a_short_run_is_a_part_of_it(epochs, warmup):
+    config = vitkit.load_config(f"pretrain/mae:data=photos,images_per_step=64,epochs={epochs}")
+    assert config["schedule"]["warmup_epochs"] == warmup

@@ -137,6 +137,16 @@ def test_meters_tell_uniform_equal_and_varied_outputs():
     assert varied["feature_spread"] == pytest.approx(1, abs=0.1)
 
 
+def test_student_and_teacher_start_from_the_backbone_of_another_models_checkpoint(tmp_path):
+    other = build_model(dict(type="MAE", backbone=dict(VIT, image_size=64), decoder_d_model=16))
+    torch.save(other.state_dict(), tmp_path / "mae.pth")
+    model = make_model()
+    load_weights(model, tmp_path / "mae.pth", partial=True)
+    assert model.backbone.cls_token.equal(other.backbone.cls_token)
+    for name, value in model.backbone.state_dict().items():
+        assert model.student["backbone"].state_dict()[name].equal(value), name
+
+
 def test_pretrained_weights_are_those_of_student_and_teacher(tmp_path):
     trained = BACKBONES.build({**VIT, "drop_path": 0.0})
     torch.save(trained.state_dict(), tmp_path / "vit.pth")

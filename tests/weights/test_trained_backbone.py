@@ -13,8 +13,8 @@ from vitkit.engine.build import load_initial_weights
 from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_pretrained
-from vitkit.weights.pretrained import trained_backbone
+from vitkit.weights import load_pretrained, save_checkpoint
+from vitkit.weights.pretrained import pretraining_run, trained_backbone
 
 RESNET = dict(type="ResNet", depth=18, base_channels=8, norm="bn")
 VIT = dict(type="ViT", patch_size=8, d_model=32, depth=2, num_heads=2, image_size=32)
@@ -80,7 +80,21 @@ def test_a_detector_starts_from_the_folder_by_either_way(tmp_path, caplog):
     given = vitkit.build_model(dict(DETECTOR, backbone=spec, num_classes=2))
     with caplog.at_level("INFO", "vitkit"):
         load_initial_weights(given, DETECTOR, str(run / "last.pth"), ["a", "b"])
-    assert same(given.backbone, trained) and "only the backbone" in caplog.text
+    assert same(given.backbone, trained) and "only the newest backbone (backbone.pth)" in caplog.text
+
+
+def test_other_weights_beside_a_trained_backbone_are_loaded_themselves(tmp_path, monkeypatch):
+    spec = dict(DETECTOR["backbone"], pretrained=False)
+    pretrain(tmp_path, spec)
+    other, given = (vitkit.build_model(dict(DETECTOR, backbone=spec, num_classes=2)) for _ in range(2))
+    config = json.dumps({"model": dict(DETECTOR, backbone=spec)})
+    for name in ("best.pth", "detector.pth"):
+        save_checkpoint(tmp_path / name, {"model": other.state_dict(), "config": config, "classes": ["a", "b"]})
+        torch.nn.init.zeros_(given.backbone.conv1.weight)
+        load_initial_weights(given, DETECTOR, str(tmp_path / name), ["a", "b"])
+        assert same(given, other)
+    monkeypatch.chdir(tmp_path)
+    assert pretraining_run("detr_r50") is None and pretraining_run("last.pth") == Path()
 
 
 @pytest.mark.parametrize(

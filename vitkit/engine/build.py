@@ -29,7 +29,8 @@ from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
-from vitkit.weights.pretrained import load_backbone, trained_backbone
+from vitkit.weights.names import BACKBONE_WEIGHTS
+from vitkit.weights.pretrained import load_backbone, pretraining_run
 from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
@@ -332,9 +333,11 @@ def load_initial_weights(
     backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
     backbone: Any = child(model, "backbone")
     with first_rank_first():
-        if init and backbone is not None and not hasattr(model, "trained_backbone") and trained_backbone(init):
-            load_backbone(backbone, str(Path(init).parent))
-            logger.info("init: only the backbone, as %s was trained without labels", Path(init).parent)
+        takes_backbone = backbone is not None and not hasattr(model, "trained_backbone")
+        run = pretraining_run(init) if init and takes_backbone else None
+        if run is not None:
+            load_backbone(backbone, str(run))
+            logger.info("init: only the newest backbone (%s), as %s was trained without labels", BACKBONE_WEIGHTS, run)
         elif init:
             report = load_weights(model, init, classes=classes, new_class_head=True, partial=partial, spec=spec)
             logger.info("%s", report.table(model.state_dict()) if partial else report)

@@ -15,6 +15,8 @@ from vitkit.text_format import pluralize
 from vitkit.weights.contents import LORA, is_of_lora
 from vitkit.weights.loading import load_base
 from vitkit.weights.lora import describe_base
+from vitkit.weights.names import BACKBONE_WEIGHTS
+from vitkit.weights.pretrained import pretraining_run
 from vitkit.weights.reading import read_metadata
 
 logger = logging.getLogger("vitkit")
@@ -59,6 +61,8 @@ class LoRARun:
             backbone = child(model, "backbone")
             source = backbone.pretrained_source() if hasattr(backbone, "pretrained_source") else None
             part = "backbone"
+        elif (run := pretraining_run(source)) is not None:
+            source, part = run / BACKBONE_WEIGHTS, "backbone"  # all that a model takes of such a run
         if source is None:
             raise ConfigError(
                 "train.lora: the frozen weights would be random. Start from weights (--init), or set "

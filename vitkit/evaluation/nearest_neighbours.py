@@ -17,6 +17,8 @@ _AT_ONCE = 1024
 class NearestNeighbours(FeatureClassifier):
     """Accuracy of a weighted vote of the nearest neighbors among the other images (knn/top1 and knn/top5, in 0..1).
 
+    Published accuracies are of neighbors among the training images, which are more, so they are higher.
+
     Args:
         dataset: the evaluated dataset, with a class for each image; each is classified by all others.
         k: number of neighbors; all others, if there are fewer.

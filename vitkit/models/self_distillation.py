@@ -112,6 +112,12 @@ class SelfDistillation(PretrainingModel):
         torch._foreach_mul_(teacher, momentum)
         torch._foreach_add_(teacher, list(self.student.parameters()), alpha=1 - momentum)
 
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Start the student from a backbone whose checkpoint has no student, as the teacher does."""
+        ours, theirs = f"{prefix}backbone.", f"{prefix}student.backbone."
+        if not any(key.startswith(theirs) for key in state):
+            state |= {theirs + key.removeprefix(ours): x for key, x in state.items() if key.startswith(ours)}
+
     def after_pretrained(self) -> None:
         """Start the student from the weights of the teacher's backbone, which have been loaded."""
         self.student["backbone"].load_state_dict(self.backbone.state_dict())

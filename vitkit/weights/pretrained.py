@@ -15,8 +15,8 @@ from vitkit.errors import CheckpointError
 from vitkit.protocols import Backbone, Model, child
 from vitkit.registry import BACKBONES
 from vitkit.weights.loading import LoadReport, load_weights
-from vitkit.weights.names import BACKBONE_WEIGHTS
-from vitkit.weights.reading import read_checkpoint
+from vitkit.weights.names import BACKBONE_WEIGHTS, RUN_WEIGHTS
+from vitkit.weights.reading import read_metadata
 from vitkit.weights.sources import find_source
 
 logger = logging.getLogger("vitkit")
@@ -108,16 +108,36 @@ def trained_backbone(path: str | Path) -> dict[str, Any] | None:
     """Return the spec, with its type, of the backbone whose weights a pretraining run has written; None for others.
 
     Args:
-        path: the run's folder, or a file in it.
+        path: the run's folder, or a checkpoint in it, see `pretraining_run`.
     """
-    path = (Path(path) if isdir(path) else Path(path).parent) / BACKBONE_WEIGHTS
-    if not isfile(path):
+    folder = Path(path) if isdir(path) else pretraining_run(path)
+    spec = None if folder is None else _model_in(folder / BACKBONE_WEIGHTS).get("backbone")
+    if spec is None:
         return None
     try:
-        constructor, arguments = BACKBONES.resolve(json.loads(read_checkpoint(path)["config"])["model"]["backbone"])
-    except (KeyError, TypeError, ValueError):
+        constructor, arguments = BACKBONES.resolve(spec)
+    except (TypeError, ValueError):
         return None  # a file of this name from elsewhere
     return {"type": getattr(constructor, "__name__", "backbone"), **arguments}
+
+
+def pretraining_run(checkpoint: str | Path) -> Path | None:
+    """Return the folder of the run that wrote a checkpoint, if other models start from the backbone that it has trained
+    without labels; None for other weights, also if such a backbone lies beside them."""
+    path = Path(checkpoint)
+    if path.name not in (BACKBONE_WEIGHTS, *RUN_WEIGHTS):
+        return None
+    model = _model_in(path)
+    return path.parent if model and model == _model_in(path.parent / BACKBONE_WEIGHTS) else None
+
+
+def _model_in(checkpoint: Path) -> dict[str, Any]:
+    """Return the model of the config that a run's checkpoint has; {} if there is no such file."""
+    config = read_metadata(checkpoint).get("config") if isfile(checkpoint) else None
+    try:
+        return dict(json.loads(config)["model"])
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def _describe(backbone: Mapping[str, Any] | nn.Module) -> str:

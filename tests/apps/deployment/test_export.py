@@ -300,6 +300,9 @@ def test_a_users_model_says_itself_what_its_file_returns(tmp_path, monkeypatch):
     assert expected.shape == (8, 11) and (actual == expected).float().mean() > 0.9
     with pytest.raises(ConfigError, match="no graph is defined for Identity.* Give the model a method export_graph"):
         image_graph(torch.nn.Identity())
+    pretrained = build_model(dict(type="MAE", backbone=dict(type="ViT", patch_size=8, image_size=16, depth=1)))
+    with pytest.raises(ConfigError, match="MAE trains a backbone for other models. Train one of these with model.back"):
+        image_graph(pretrained)
 
 
 class Windows(torch.nn.Module):

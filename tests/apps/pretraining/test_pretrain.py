@@ -12,7 +12,7 @@ from PIL import Image
 from vitkit import load_config, pretrain
 from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
-from vitkit.apps.pretraining.photos import check_photos, leave_out_lost
+from vitkit.apps.pretraining.photos import Photos, check_photos, leave_out_lost
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.engine.hooks import Hook
@@ -151,6 +151,17 @@ def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
     assert load_config(done.config)["train"]["eval_every"] == 2
 
 
+def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
+    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, [])
+    many = Photos(str(photos), str(photos), 10_000, 130, [])
+    choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
+    # 2880 steps of 16 images are less than five times all of them, of which the warm-up would be one.
+    assert choice.repeats == 0.2304 and choice.epochs == 20 and choice.steps(many) == 2880
+    config = load_config("config.py")
+    assert config["data"]["train"]["repeats"] == 0.2304 and "many: an epoch has a part" in Path("config.py").read_text()
+    assert "20 epochs, each with 0.23 of the images: 2880 steps" in choice.describe(many)
+
+
 def test_the_config_says_why_and_how(photos, step_seconds):
     result = pretrain(photos, hours=2, dry_run=True, **{**OPTIONS, "overrides": TINY})
     text = result.config.read_text()
@@ -177,8 +188,10 @@ def test_paths_are_found_from_another_working_directory(tmp_path, monkeypatch):
     (tmp_path / "runs" / "lr=1").mkdir(parents=True)
     assert pretraining.as_absolute("runs/lr=1") == str(tmp_path / "runs" / "lr=1")
     assert pretraining.as_absolute("resnet50=w.pth") == f"resnet50={tmp_path / 'w.pth'}"
-    assert pretraining.as_absolute("resnet50") == "resnet50"
-    assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")] and pretraining.as_plain({"type": "x"})
+    for name in ("resnet50", "resnet50=https://a.org/w.pth", "resnet50=timm/resnet50.a1_in1k", "vit=hf:facebook/vit"):
+        assert pretraining.as_absolute(name) == name
+    assert pretraining.as_plain(["a.png"]) == [str(tmp_path / "a.png")]
+    assert pretraining.as_plain({"type": "x", "source": [Path("y")]}) == {"type": "x", "source": ["y"]}
     assert pretraining.as_plain("photos/*.jpg") == str(tmp_path / "photos/*.jpg")
 
 
@@ -188,8 +201,10 @@ def test_wrong_options_are_errors(photos, capsys):
         (["labels.json"], "labels.json; put a pattern in quotes"),
         (["--method", "mae", "model.backbon.depth=2"], "backbon"),
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
-        (["--backbone", "resnet19"], "unknown backbone 'resnet19'"),
-        (["--method", "mae", "--backbone", "resnet18"], "only plain ViTs, such as vit_tiny_patch16. Choose one of"),
+        (["--backbone", "resnet19"], "resnet19"),
+        (["--method", "dinov2"], "--method dinov2: unknown. Did you mean 'dino'"),
+        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a ViT"),
+        (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
     assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
@@ -330,7 +345,8 @@ def test_time_that_has_passed_before_training_is_planned_for(photos, step_second
     calls = []
     monkeypatch.setattr(pretraining, "train_until", lambda *arguments, **how: calls.append(how["config"]["train"]))
     pretraining.train_in_time(plan, Path("runs/pretrain"), "cpu", began=pretraining.time.monotonic() - 1800)
-    assert plan.choice.epochs == 20 and calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
+    assert plan.choice.epochs == 20 and load_config("runs/pretrain/config.py")["schedule"]["warmup_epochs"] < 1
+    assert calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
 
 
 @pytest.mark.parametrize(
@@ -349,7 +365,7 @@ def test_a_run_is_not_resumed_as_another_one(whole, change, message):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains_a_backbone(photos, step_seconds, name):
+def test_every_method_trains_a_backbone(photos, step_seconds, name, capsys):
     torch.save(BACKBONES.build("resnet18").state_dict(), "teacher.pth")
     narrow = "model.backbone.base_channels=8"
     overrides = {
@@ -363,3 +379,5 @@ def test_every_method_trains_a_backbone(photos, step_seconds, name):
     assert config["data"]["train"]["transforms"]["size"] == 128 and config["data"]["images_per_gpu"] == 5
     assert load_pretrained(BACKBONES.build({**config["model"]["backbone"], "pretrained": str(done.folder)}))
     assert done.after["spread"] > 0 and done.report.is_file()
+    type_ = "model.backbone=vit_tiny_patch16 " if name == "mae" else ""  # start itself chooses a ResNet
+    assert f"ANNOTATIONS {type_}model.backbone.pretrained=runs/pretrain\n" in capsys.readouterr().out

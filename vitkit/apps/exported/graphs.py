@@ -152,6 +152,11 @@ def image_graph(model: nn.Module) -> ExportGraph:
             return DetectorGraph(model)
         if model.classifies_masks or "semantic" in model.returns:
             return SegmenterGraph(model)
+        if "features" in model.returns:
+            raise ConfigError(
+                f"export: {type(model).__name__} trains a backbone for other models. Train one of these with "
+                "model.backbone.pretrained and the run's folder, and export that."
+            )
     raise ConfigError(
         f"export: no graph is defined for {type(model).__name__}; expected a model of images that returns class "
         "scores, detections or masks of a fixed number of queries, or semantic maps, a captioner or a translator. Give "

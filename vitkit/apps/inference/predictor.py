@@ -104,7 +104,8 @@ class Predictor:
         self._has_said_size = False
         self.device = next(model.parameters()).device
         self._predicts = isinstance(model, DenseModel | GenerativeModel)
-        if not self._predicts and "features" not in model.returns:
+        learns_features = isinstance(model, Model) and "features" in model.returns
+        if not self._predicts and not learns_features:
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
         require_base("model", type(model), Model)
         self.thresholds = thresholds or ScoreThresholds(model.score_threshold)

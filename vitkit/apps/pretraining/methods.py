@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError
-from vitkit.registry import BACKBONES, nearest
+from vitkit.registry import nearest
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,8 @@ class Method:
     size: str = "size"
     """The name of its config's argument for the side of the crops."""
     has_teacher: bool = False
-    needs_vit: bool = False
+    needs_argument: str | None = None
+    """An argument of the backbones that it can train; None: it trains any."""
     small: tuple[str, ...] = ()
     """Lines of the config that fit the published recipe, which is for millions of images, to a few hours."""
 
@@ -45,9 +45,9 @@ METHODS = {
         {128: 0, 160: 8000, 224: 16000},
         {"cpu": 32, "other": 256},
         size="image_size",
-        needs_vit=True,
+        needs_argument="positions",
         small=(
-            "# One block reconstructs worse, and is as good for fine-tuning (the paper's table 1).",
+            "# A shallow decoder reconstructs worse, and is as good for fine-tuning (the paper's table 1).",
             'cfg["model"].update(decoder_d_model=192, decoder_depth=2, decoder_num_heads=6)',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 5e-4',
@@ -85,19 +85,3 @@ def choose_method(method: str | None, teacher: str | None) -> str:
     if teacher is not None and not METHODS[method].has_teacher:
         raise ConfigError(f"--teacher {teacher}: only --method distil has a teacher. Leave it out.")
     return method
-
-
-def check_backbone(method: str, backbone: str) -> None:
-    """Check that a method can train a backbone, unless its name is unknown yet, as that of code in `imports`.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if not METHODS[method].needs_vit or backbone not in BACKBONES:
-        return
-    constructor, _ = BACKBONES.resolve(backbone)
-    if not (isinstance(constructor, type) and issubclass(constructor, ViT)):
-        raise ConfigError(
-            f"--backbone {backbone}: --method {method} trains only plain ViTs, such as {METHODS[method].backbone}. "
-            "Choose one of these, or another method."
-        )

@@ -1,5 +1,6 @@
 """From images without labels to a backbone for other models, within a given time: `vitkit.pretrain`."""
 
+import inspect
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from vitkit.apps.pretraining.features import measure_features
-from vitkit.apps.pretraining.methods import METHODS, Method, check_backbone, choose_method
+from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
@@ -32,8 +33,10 @@ from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
 from vitkit.protocols import Evaluator
+from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
+from vitkit.weights.hub import is_hub_name
 from vitkit.weights.names import BACKBONE_WEIGHTS
 
 CONFIG, PLAN, BEFORE, REPORT = "config.py", "pretrain.json", "before.json", "report.html"
@@ -46,9 +49,11 @@ LONGEST_TIMING = 3.0
 MIN_STEPS = 50
 """The number of steps below which a run is refused."""
 NUM_EPOCHS = 20
-"""About how many epochs a run has; with few images, each is in an epoch several times."""
+"""About how many epochs a run has: with few images, each is in an epoch several times; of many, a part is."""
 NUM_EVALUATIONS = 5
 WARMUP_EPOCHS = 1
+BACKBONES_OF_START = ("resnet18", "resnet50")
+"""The backbones that `vitkit start` chooses by itself if it is given their weights."""
 LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
 UNLABELED = {"type": "FeatureStatistics"}
 
@@ -87,7 +92,8 @@ class Choice:
     images: int
     """Number in a step."""
     epochs: int = 1000
-    repeats: int = 1
+    repeats: float = 1
+    """How often each image occurs in an epoch."""
     step_minutes: float = 0.0
 
     def steps(self, photos: Photos) -> int:
@@ -101,6 +107,7 @@ class Choice:
     def describe(self, photos: Photos) -> str:
         """Return the choices in words."""
         times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
+        times = times or (f", each with {self.repeats:.2g} of the images" if self.repeats < 1 else "")
         steps = pluralize(self.steps(photos), "steps")
         return (
             f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
@@ -208,7 +215,6 @@ def pretrain(
             raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
         method = choose_method(method, teacher)
         backbone = backbone or METHODS[method].backbone
-        check_backbone(method, backbone)
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         plan = make_plan(request, folder, device)
@@ -239,7 +245,7 @@ def resume_command(folder: Path) -> str:
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
     """Return a source of images as JSON can hold it; files of a folder stay the same from another working directory."""
     if isinstance(photos, Mapping):
-        return dict(photos)
+        return json.loads(json.dumps(dict(photos), default=os.fspath))
     if isinstance(photos, str | Path):
         return os.path.abspath(photos)
     return [os.path.abspath(path) for path in photos]
@@ -250,7 +256,8 @@ def as_absolute(teacher: str) -> str:
     name, is_with_weights, weights = teacher.partition("=")
     if os.path.exists(teacher):
         return os.path.abspath(teacher)
-    return f"{name}={os.path.abspath(weights)}" if is_with_weights else name
+    is_file = is_with_weights and "://" not in weights and not weights.startswith("timm/") and not is_hub_name(weights)
+    return f"{name}={os.path.abspath(weights)}" if is_file else teacher
 
 
 def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None:
@@ -295,8 +302,19 @@ def check_options(request: Request, folder: Path) -> None:
     """Check the config that the options make, before the images are looked at.
 
     Raises:
-        ConfigError: a name or a key is unknown.
+        ConfigError: a name or a key is unknown, the backbone is of the wrong kind, or a folder is missing.
     """
+    constructor, _ = BACKBONES.resolve(request.backbone, "--backbone")
+    needed = METHODS[request.method].needs_argument
+    if needed is not None and needed not in inspect.signature(constructor).parameters:
+        raise ConfigError(
+            f"--method {request.method}: {request.backbone} is not a ViT, whose patches it removes. Choose one: "
+            f"--backbone {METHODS[request.method].backbone}, or another method."
+        )
+    if request.labelled is not None and not os.path.isdir(request.labelled):
+        raise ConfigError(
+            f"--labelled {request.labelled}: no such folder. Expected one with a folder of images for each class."
+        )
     draft = Plan(
         request, Photos(request.photos, request.photos, 0, 0, []), Choice(min(METHODS[request.method].sizes), 1)
     )
@@ -347,7 +365,8 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
             f"--hours {request.hours:g}: too short: there is time for {pluralize(int(steps), 'steps')}; expected at "
             f"least {MIN_STEPS}, which take --hours {hours + 0.005:.2f}."
         )
-    repeats = max(1, round(steps * choice.images / (NUM_EPOCHS * photos.count))) if request.is_paced else 1
+    repeats = steps * choice.images / (NUM_EPOCHS * photos.count) if request.is_paced else 1
+    repeats = max(1, round(repeats)) if repeats >= 0.5 else round(repeats, 6)
     steps_per_epoch = math.ceil(photos.count * repeats / choice.images)
     choice = replace(choice, repeats=repeats, epochs=max(1, int(steps / steps_per_epoch)))
     replace(plan, choice=choice).write(folder)
@@ -383,9 +402,10 @@ def config_text(plan: Plan, folder: Path) -> str:
         f"    cfg = base(\n{called},\n    )",
         f'    cfg["data"].update(images_per_gpu={choice.images}, num_workers="auto", on_error="skip")',
     ]
-    if choice.repeats > 1:
+    if choice.repeats != 1:
+        few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
         lines += [
-            "    # The photos are few: an epoch with each once would be over in seconds.",
+            f"    # The photos are {few if choice.repeats > 1 else many}.",
             f'    cfg["data"]["train"]["repeats"] = {choice.repeats}',
         ]
     val, metric = shown_images(plan), ""
@@ -395,7 +415,7 @@ def config_text(plan: Plan, folder: Path) -> str:
     lines += [
         f'    cfg["data"]["val"] = {val!r}',
         *[f'    cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
-        f'    cfg["schedule"]["warmup_epochs"] = {WARMUP_EPOCHS}',
+        f'    cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
         *(f"    {line}" for line in method.small),
         f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
         f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
@@ -465,12 +485,15 @@ def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *,
     after, _ = measure(plan, folder, device, trained=True)
     _, evaluator = measure(plan, folder, device, trained=True, val=shown_images(plan))
     last = read_log(folder / LOG_NAME)[0][-1]
+    use = f"model.backbone.pretrained={shlex.quote(str(folder))}"
+    if request.backbone not in BACKBONES_OF_START:
+        use = f"model.backbone={request.backbone} {use}"
     facts = {
         "method": f"{request.method}: {METHODS[request.method].text}" + f", {request.teacher}" * bool(request.teacher),
         "backbone": request.backbone,
         "images": "; ".join([photos.summary, *photos.notes]),
         "trained": f"{pluralize(last['step'], 'steps')}, {last['minutes']:.0f} min, {plan.choice.size} pixels",
-        "use it": f"model.backbone.pretrained={folder}",
+        "use it": use,
     }
     report = write_pretraining_report(
         folder / REPORT,
@@ -486,6 +509,6 @@ def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *,
             print(f"features  {name} {before[name]:.3f} before, {value:.3f} after ({value - before[name]:+.3f})")
     print(f"report    {report}")
     print(f"weights   {folder / BACKBONE_WEIGHTS}")
-    print(f"use it    vitkit start IMAGES ANNOTATIONS model.backbone.pretrained={shlex.quote(str(folder))}")
+    print(f"use it    vitkit start IMAGES ANNOTATIONS {use}")
     print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * request.hours:.0f} min", flush=True)
     return Pretrained(folder, folder / CONFIG, folder / BACKBONE_WEIGHTS, before, after, report)

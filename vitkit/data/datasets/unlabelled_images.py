@@ -38,25 +38,26 @@ class UnlabelledImages(BaseImageDataset):
         source: a folder, whose subfolders are included; a pattern such as "photos/**/*.jpg"; a list of files; a text
             file with one name in each line, relative to its own folder; or the spec of any dataset of images, whose
             targets and transforms are left out.
-        repeats: how often each image occurs in an epoch, which otherwise takes seconds with few images.
+        repeats: how often each image occurs in an epoch, which otherwise takes seconds with few images; below 1, an
+            epoch has this fraction of them, drawn anew each time.
         transforms: see `BaseImageDataset`; or `MultiCrop`, whose views are in the sample's `views`.
         features: file of a teacher's features that `data.cache_features` wrote for this dataset.
     Raises:
         DataError: there is no such folder or file, or it has no image.
-        ConfigError: it is the spec of a dataset without images, or `repeats` is below 1.
+        ConfigError: it is the spec of a dataset without images, or `repeats` is not above 0.
     """
 
     def __init__(
         self,
         source: Path | Sequence[str | Path] | Spec,
         *,
-        repeats: int = 1,
+        repeats: float = 1,
         transforms: Spec | Transforms | None = None,
         features: str | Path | None = None,
     ):
         super().__init__(transforms)
-        if repeats < 1:
-            raise ConfigError(f"repeats={repeats}: expected at least 1.")
+        if not repeats > 0:
+            raise ConfigError(f"repeats={repeats}: expected above 0.")
         if isinstance(self.transforms, MakesViews):
             self.collate = collate_views
         self.dataset: BaseImageDataset | None = None

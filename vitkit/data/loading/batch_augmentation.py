@@ -298,11 +298,13 @@ def squash(sample: Sample, size: int) -> Sample:
     """Resize an image with its masks to a square; objects whose masks vanish are removed.
 
     Raises:
-        ConfigError: the sample is not an image.
+        ConfigError: the sample is not an image, or has more that is made of it.
     """
     image, target = sample["image"], dict(sample["target"])
     if image.ndim != 3:
         raise ConfigError(f"data.squares: expected images, got a sample of shape {tuple(image.shape)}. Leave it out.")
+    if others := sorted(sample.keys() & {"views", "features"}):
+        raise ConfigError(f"data.squares: resizes an image only, and samples also have its {others[0]}. Leave it out.")
     if image.shape[1:] == (size, size):
         return sample
     resized = to_tensor(resize_image(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), (size, size)))
