@@ -141,6 +141,10 @@ def test_base_that_is_missing_or_differs_is_an_error_that_names_both(runs, tmp_p
     shutil.copy(runs / "base.pth", moved / "weights.pth")  # beside the checkpoint
     assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
     shutil.copy(runs / "run" / "last.pth", tmp_path / "weights.pth")
+    # The base of a run's folder is called best.pth, too.
+    (moved / "weights.pth").rename(moved / "base.pth")
+    assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
+    (moved / "base.pth").unlink()
     with pytest.raises(
         CheckpointError, match=r"moved/best\.pth: was trained with LoRA on other weights than those of .*weights"
     ):
@@ -153,6 +157,13 @@ def test_other_model_than_the_trained_one_is_an_error(runs):
     with pytest.raises(
         CheckpointError, match=r"best\.pth: updates backbone\.blocks\.1.*but the model has no such layer"
     ):
+        load_weights(MODELS.build(spec, num_classes=6), runs / "run" / "best.pth")
+
+
+def test_model_with_layers_that_neither_file_has_is_an_error(runs):
+    spec = load_config(runs / "lora.py")["model"]
+    spec["backbone"]["depth"] = 3
+    with pytest.raises(CheckpointError, match=r"best\.pth does not fit.*[\s\S]*missing.*backbone\.blocks\.2"):
         load_weights(MODELS.build(spec, num_classes=6), runs / "run" / "best.pth")
 
 

@@ -144,6 +144,8 @@ def test_patterns_that_match_nothing_are_errors_with_the_nearest_names():
     for layers in ("backbone.*qkw", "backbone.*proj|qkw"):
         with pytest.raises(ConfigError, match=r"train\.lora\.layers=.*fits 'backbone\.\*qkw'\. Did you mean 'qkv'\?"):
             LoRA(layers=layers).add_to(classifier())
+    with pytest.raises(ConfigError, match=r"an alternative is empty"):  # not all layers of the backbone
+        LoRA(layers="backbone.*qkv|").add_to(classifier())
     with pytest.raises(ConfigError, match=r"no parameter or part whose name fits 'heads'\. Did you mean 'head'\?"):
         LoRA(layers="*qkv", train="heads").add_to(classifier())
     with pytest.raises(ConfigError, match=r"Known: linear1, linear2\."):

@@ -109,6 +109,12 @@ def test_another_backbone_than_the_trained_one_is_named_with_it(tmp_path, ours):
     assert f"this model's {ours['type']} with " in text and "Set model.backbone to the one" in text
 
 
+def test_a_checkpoint_of_the_whole_model_is_an_error_that_names_the_folder(tmp_path):
+    pretrain(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"last\.pth has all of a model.*Give the folder of its run, '.*run'"):
+        load_pretrained(BACKBONES.build(RESNET, pretrained=str(tmp_path / "run" / "last.pth")))
+
+
 def test_a_folder_without_a_backbone_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(CheckpointError, match=r"not the folder of a pretraining run: expected backbone\.pth"):
         load_pretrained(BACKBONES.build(RESNET, pretrained=str(tmp_path)))

@@ -239,6 +239,8 @@ def _matching(pattern: str, names: Iterable[str], key: str, kind: str) -> list[s
     Raises:
         ConfigError: one of its alternatives matches none.
     """
+    if not all(text.strip() for text in pattern.split("|")):  # an empty last name would fit all that it is in
+        raise ConfigError(f"{key}={pattern!r}: an alternative is empty. Leave out the '|' beside it.")
     names = [name for name in names if name]
     chosen: dict[str, None] = {}
     for alternative in _alternatives(pattern):

@@ -142,8 +142,9 @@ def load_weights(
         path, zoo_name = fetch_weights(source)
         checkpoint, name = read_checkpoint(path), str(path)
     if is_of_lora(checkpoint):
-        load_base(model, checkpoint[LORA]["base"], name)
-        checkpoint = lora.merge(model.state_dict(), checkpoint, name)
+        lacks = load_base(model, checkpoint[LORA]["base"], name)
+        base = {key: value for key, value in model.state_dict().items() if key not in lacks}
+        checkpoint = lora.merge(base, checkpoint, name)
     state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
 
     official = None
@@ -206,8 +207,9 @@ def load_weights(
     return report
 
 
-def load_base(model: nn.Module, base: lora.Base, name: str) -> None:
-    """Load the weights that a checkpoint was trained on with LoRA.
+def load_base(model: nn.Module, base: lora.Base, name: str) -> set[str]:
+    """Load the weights that a checkpoint was trained on with LoRA; return what of the model's weights they lack, which
+    a checkpoint of the same model has.
 
     Args:
         base: what the checkpoint says about them.
@@ -221,11 +223,15 @@ def load_base(model: nn.Module, base: lora.Base, name: str) -> None:
         raise CheckpointError(
             f"{name}: was trained on weights of a {base['part']}, which {type(model).__name__} lacks."
         )
-    if not base["part"]:
-        load_weights(model, weights, new_class_head=True, partial=True)
-        return
-    with getattr(part, "completing_state", nullcontext)():
-        load_weights(part, weights, new_class_head=True, strict=False)
+    whole, prefix = not base["part"], f"{base['part']}." if base["part"] else ""
+    with nullcontext() if whole else getattr(part, "completing_state", nullcontext)():
+        report = load_weights(part, weights, new_class_head=True, strict=False, partial=whole)
+    lacks = {f"{prefix}{key}" for key in (*report.missing, *report.misshapen)}
+    return {
+        key
+        for key, value in model.state_dict().items()
+        if value.is_floating_point() and (key in lacks or not key.startswith(prefix))
+    }
 
 
 def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

@@ -22,6 +22,8 @@ from vitkit.weights.transformers_folder import INDEX_SUFFIX, MODEL_ENTRIES, find
 _PAIR = re.compile(r"(.+)\.lora\.(\w+)\.([ab])")
 """Entries of the matrices A and B: layer, part, matrix."""
 
+BESIDE = "base.pth"
+"""A name under which the base may lie beside a checkpoint, as its own may be that of the checkpoint: best.pth."""
 Base = Mapping[str, str]
 """What a checkpoint says about its base: `source`, `part` ("backbone", or "" for the whole model) and `sha256`."""
 
@@ -44,28 +46,34 @@ def find_base(base: Base, name: str) -> Path | Mapping[str, Any]:
     """Return the weights that a checkpoint was trained on: a file, a folder, or a state dict.
 
     Args:
-        name: the checkpoint; weights that are no longer at their path are also looked for beside it.
+        name: the checkpoint; weights that are no longer at their path, or differ there, are also looked for beside it.
     Raises:
         CheckpointError: they are missing, or differ from those of the training.
     """
-    source, part = base["source"], base["part"]
-    beside = Path(name).parent / Path(source).name
-    if not os.path.exists(source) and beside.is_file() and file_digest(beside, "sha256") == base["sha256"]:
-        return beside
+    source, part, expected = base["source"], base["part"], base["sha256"]
+    beside = [Path(name).with_name(file) for file in (Path(source).name, BESIDE)]
+
+    def find_beside() -> Path | None:
+        return next((path for path in beside if path.is_file() and file_digest(path, "sha256") == expected), None)
+
+    if not os.path.exists(source) and (path := find_beside()):
+        return path
     try:
         found = _find(source, part)
         digest = _digest(found)
     except (CheckpointError, ConfigError, OSError) as error:
         raise CheckpointError(
             f"{name}: has only what LoRA trained, and the weights that it was trained on, {source}, cannot be read "
-            f"({error}). Put them there, or beside the checkpoint."
+            f"({error}). Put them there, or beside the checkpoint as {BESIDE}."
         ) from error
-    if digest != base["sha256"]:
-        raise CheckpointError(
-            f"{name}: was trained with LoRA on other weights than those of {source} now (sha256 {base['sha256'][:16]}… "
-            f"in the training, {digest[:16]}… now). Put the original file there."
-        )
-    return found
+    if digest == expected:
+        return found
+    if path := find_beside():
+        return path
+    raise CheckpointError(
+        f"{name}: was trained with LoRA on other weights than those of {source} now (sha256 {expected[:16]}… in the "
+        f"training, {digest[:16]}… now). Put the original file there, or beside the checkpoint as {BESIDE}."
+    )
 
 
 def merge(base: Mapping[str, Tensor], checkpoint: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -80,6 +80,11 @@ def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = Tru
         trained = None if isinstance(found, Mapping) else trained_backbone(found)
         if trained is None:
             raise
+        if Path(found).name != BACKBONE_WEIGHTS:
+            raise CheckpointError(
+                f"pretrained: {source} has all of a model that was trained without labels. Give the folder of its run, "
+                f"'{Path(found).parent}', whose {BACKBONE_WEIGHTS} has the backbone."
+            ) from error
         raise CheckpointError(
             f"pretrained: {source} has trained a backbone {_describe(trained)}, whose weights do not fit this model's "
             f"{_describe(backbone)}. Set model.backbone to the one that was trained, or train this one. ({error})"

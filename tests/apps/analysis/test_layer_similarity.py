@@ -123,6 +123,11 @@ def test_two_models_are_compared_and_drawn(photos, capsys, caplog):
     assert "layers of ViT (random weights) on 9 images" in printed and "The plot is own.png." in printed
 
 
+def test_no_batch_is_too_small_as_images_are_one_more_than_a_batch(photos):
+    (result,) = layer_similarity("ViT", sorted(photos.glob("[0-4].png")), overrides=SMALL_VIT[1:], batch_size=4)
+    assert result.num_images == 5
+
+
 def test_trained_weights_are_those_of_the_model(photos, capsys):
     analyze.main(["shapes_vit", "--images", str(photos), "--json", "--cka"])
     (result,) = json.loads(capsys.readouterr().out)

@@ -12,7 +12,7 @@ from PIL import Image
 from vitkit import load_config, pretrain
 from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
-from vitkit.apps.pretraining.photos import Photos, check_photos
+from vitkit.apps.pretraining.photos import Photos, check_photos, leave_out_lost
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.engine.hooks import Hook
@@ -84,6 +84,16 @@ def test_names_that_no_list_can_have_are_left_out_and_named(photos):
     assert any(note.startswith("3 images left out, whose name no line of UTF-8 text can have") for note in found.notes)
 
 
+def test_shown_images_that_are_lost_later_are_left_out_when_a_run_goes_on(photos, capsys):
+    found = check_photos(photos, photos.parent)
+    (photos / "1.png").unlink()
+    (photos / "2.png").write_bytes(b"x")
+    leave_out_lost(found)
+    assert [Path(name).name for name in UnlabelledImages(found.shown).image_ids] == ["0.png", "3.png", "4.png"]
+    assert "2 images are no longer readable, and not shown" in capsys.readouterr().out
+    assert len(UnlabelledImages(found.source)) == 5  # training replaces them, in as many steps
+
+
 def test_of_many_images_some_are_decoded_and_all_headers_read(photos, monkeypatch):
     monkeypatch.setattr("vitkit.apps.pretraining.photos.MAX_DECODED", 2)
     monkeypatch.setattr("vitkit.apps.pretraining.photos.NUM_SHOWN", 2)
@@ -133,6 +143,12 @@ def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
     step_seconds[0] = 100.0
     with pytest.raises(ConfigError, match=r"--hours 1: too short: there is time for 28 steps; .* --hours 1\.7"):
         chosen(hours=1)
+
+
+def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
+    done = pretrain(photos, dry_run=True, **{**OPTIONS, "overrides": [*TINY, "train.epochs=10"]})
+    assert pretraining.Plan.read(done.folder).choice.epochs == 10
+    assert load_config(done.config)["train"]["eval_every"] == 2
 
 
 def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
@@ -194,6 +210,7 @@ def test_wrong_options_are_errors(photos, capsys):
     ):
         assert message in error_of(capsys, str(photos), *arguments)
     assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
+    assert "give images to learn from" in error_of(capsys, "")  # an empty variable of the shell, not this folder
 
 
 @pytest.mark.parametrize(

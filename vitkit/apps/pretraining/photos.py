@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,24 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
             write_text(folder / file, "".join(some))
         listed, listed_shown = (os.path.abspath(folder / file) for file in (IMAGES, SHOWN))
     return Photos(listed, listed_shown, len(usable), int(np.median(sides)), notes)
+
+
+def leave_out_lost(photos: Photos) -> None:
+    """Take images that can no longer be read off the list of those that are shown, as their evaluation would fail.
+
+    Training replaces such images itself.
+    """
+    if not isinstance(photos.shown, str):
+        return
+    shown = UnlabelledImages(photos.shown)
+    usable: list[str] = []
+    for index, name in enumerate(shown.image_ids):
+        with suppress(DataError):
+            shown.load_image(index)
+            usable.append(f"{name}\n")
+    if MIN_IMAGES <= len(usable) < len(shown):
+        print(f"photos    {pluralize(len(shown) - len(usable), 'images', 'are')} no longer readable, and not shown")
+        write_text(Path(photos.shown), "".join(usable))
 
 
 def _fits_in_line(path: Path) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
-from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos
+from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
@@ -201,7 +201,7 @@ def pretrain(
     if hours is not None and not (hours > 0 and math.isfinite(hours)):
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")
     device = default_device() if device == "auto" else device
-    source = None if photos is None else as_plain(photos)
+    source = as_plain(photos) if photos else None
     labelled = None if labelled is None else os.path.abspath(labelled)
     teacher = None if teacher is None else as_absolute(teacher)
     if resume is not None:
@@ -209,6 +209,7 @@ def pretrain(
         folder = Path(resume)
         plan = Plan.read(folder)
         check_same(plan.request, {**given, "overrides": list(overrides) or None}, folder)
+        leave_out_lost(plan.photos)
     else:
         if source is None:
             raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
@@ -375,9 +376,12 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     repeats = max(1, round(repeats)) if repeats >= 0.5 else round(repeats, 6)
     steps_per_epoch = math.ceil(photos.count * repeats / choice.images)
     choice = replace(choice, repeats=repeats, epochs=max(1, int(steps / steps_per_epoch)))
+    replace(plan, choice=choice).write(folder)
+    # Those of the command line, if it has them, decide how often there is an evaluation.
+    choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])
     plan = replace(plan, choice=choice)
     plan.write(folder)
-    return replace(plan, choice=replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"]))
+    return plan
 
 
 def config_text(plan: Plan, folder: Path) -> str:

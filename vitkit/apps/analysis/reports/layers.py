@@ -157,7 +157,8 @@ class _Batches:
                 f"--images {images}: is a video or a camera. Expected a folder, a pattern or a list of images."
             )
         self.named, self.leaves_out_broken = list(inputs.named), inputs.leaves_out_broken
-        self.num_batches = max(1, -(-len(self.named) // batch_size))
+        # Rather a few images more at once than a batch of too few, which would be left out.
+        self.num_batches = max(1, min(-(-len(self.named) // batch_size), len(self.named) // LEAST_IMAGES))
         self.num_images = 0
         """Number of images so far."""
 
