@@ -306,7 +306,7 @@ def _report_skipped(local: str, progress: Progress) -> None:
     raise TrainingError(
         f"{step}: {'; '.join(issues) or 'see rank 0'}. {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped. "
         f"The weights are as they were before, and {LAST_NAME} is the last good checkpoint. Lower optimizer.lr, "
-        "set train.clip_grad_norm, use train.precision=bf16 in place of fp16, or look at these images."
+        "set train.clip_grad_norm, use train.precision=fp32, or bf16 in place of fp16, or look at these images."
     )
 
 
