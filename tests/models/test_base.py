@@ -98,6 +98,16 @@ DENSE_MODELS = {
         ),
         num_queries=6,
     ),
+    "deimv2": dict(
+        type="DEIMv2",
+        neck=dict(
+            type="DEIMv2Encoder", out_channels=32, in_features=["res4", "res5"], num_heads=2, d_ffn=32, num_blocks=1
+        ),
+        head=dict(
+            type="DEIMv2Head", d_model=32, num_heads=2, num_points=[2, 4], d_ffn=32, num_decoder_layers=2, reg_max=8
+        ),
+        num_queries=6,
+    ),
     "mask2former": dict(type="Mask2Former", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS),
     "mask2former_undivided": dict(
         type="Mask2Former",
