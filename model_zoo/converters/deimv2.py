@@ -24,6 +24,7 @@ from vitkit.model_zoo.converters.key_table import (
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, TORCH_FEED_FORWARD, library_stack
 from vitkit.model_zoo.converters.rt_detr import LIBRARY_DECODER, OFFICIAL_DECODER, write_anchors
 from vitkit.model_zoo.converters.vit import LIBRARY_DINO, join_projections
+from vitkit.protocols import child
 
 _CORNERS, _VIT = "head.decoder.corner_embed.", "backbone.vit."
 _EVALUATED_SIZES = {64: 320, 96: 416}
@@ -33,7 +34,7 @@ _DETAIL = {"stem.": "stem.", "conv2.": "levels.res3.", "conv3.": "levels.res4.",
 
 def _vit_of(model: nn.Module) -> nn.Module | None:
     """Return the transformer of a `SpatialAdapter`, None for another backbone."""
-    return getattr(model.get_submodule("backbone"), "vit", None)
+    return child(model.get_submodule("backbone"), "vit")
 
 
 def _read_shared_heads(state: State, model: nn.Module) -> State:
@@ -196,7 +197,7 @@ def _read_library_vit(state: State, model: nn.Module) -> State:
     """Join the transformer's projections, and drop a norm that the model does not use."""
     state = join_projections(state, model)
     vit = _vit_of(model)
-    unused = ("backbone.mask_token", *(() if vit is None or hasattr(vit, "norm") else ("backbone.norm.",)))
+    unused = ("backbone.mask_token", *(() if vit is None or child(vit, "norm") else ("backbone.norm.",)))
     state = {key: value for key, value in state.items() if not key.startswith(unused)}
     if vit is not None and vit.reg_token is None:
         state.pop("backbone.register_tokens", None)  # of length 0
@@ -229,7 +230,7 @@ def _write_library_vit(state: State, model: nn.Module) -> State:
         width = len(weight)
         written[f"{_LIBRARY_VIT}embeddings.mask_token"] = weight.new_zeros(1, 1, width)
         written.setdefault(f"{_LIBRARY_VIT}embeddings.register_tokens", weight.new_zeros(1, 0, width))
-        if not hasattr(vit, "norm"):
+        if child(vit, "norm") is None:
             written[f"{_LIBRARY_VIT}norm.weight"] = weight.new_ones(width)
             written[f"{_LIBRARY_VIT}norm.bias"] = weight.new_zeros(width)
         if isinstance(vit.blocks[0].ls1, nn.Identity):
