@@ -28,7 +28,8 @@ class FusedCopy:
                 return model
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
-                    # Every change in place, such as an optimizer's step or load_state_dict, counts the version up.
+                    # Every change in place, such as an optimizer's step or load_state_dict, counts the version up,
+                    # but not one through `tensor.data`.
                     version = 0 if tensor.is_inference() else tensor._version
                     source += (id(tensor), tensor.data_ptr(), version)
         if tuple(source) != self._source:
