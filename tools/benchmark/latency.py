@@ -70,7 +70,7 @@ def graph_and_inputs(config: str, side: int, device: str = "cpu") -> tuple[Expor
     """Return a model with random weights, from uint8 pixels to boxes in pixels, and the inputs of one image."""
     torch.manual_seed(0)
     spec = {name: value for name, value in load_config(config)["model"].items() if name != "training_queries"}
-    graph = image_graph(build_model(spec).to(device).eval())
+    graph = image_graph(build_model(spec).to(device).eval().fuse())
     inputs = {name: value[:1].to(device) for name, value in make_image_example((side, side)).items()}
     return graph, inputs | {"images": torch.randint(256, (1, 3, side, side), dtype=torch.uint8, device=device)}
 
