@@ -1,5 +1,6 @@
 """Plot published AP against measured latency: the figure that decides which model to take, and how to run it."""
 
+import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +55,7 @@ def plot_latencies(rows: Sequence[Row], out_path: str | Path, *, title: str) -> 
     labels = {line.get_label(): line for axes in panels for line in axes.lines if line.get_label()[0] != "_"}
     handles = [labels[name] for name in STYLES if name in labels]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=8)
+    figure.suptitle(textwrap.fill(title, 120 * len(settings)), fontsize=8)
     save_figure(figure, out_path, dpi=110)
 
 
@@ -85,6 +86,6 @@ def _name_models(axes: Axes, rows: Sequence[Row]) -> None:
         heights[number] = max(heights[number], heights[before] + _GAP)
     for (model, point), height in zip(ordered, heights):
         axes.annotate(
-            f"{model} {point[1]:g}", point, (1.03, height), textcoords="axes fraction", va="center", fontsize=8,
+            f"{model} {point[1]:.1f}", point, (1.03, height), textcoords="axes fraction", va="center", fontsize=8,
             arrowprops=dict(arrowstyle="-", color="0.75", linewidth=0.6, shrinkA=1, shrinkB=4), annotation_clip=False,
         )  # fmt: skip
