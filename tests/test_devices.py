@@ -86,6 +86,17 @@ def test_gpu_computes_in_bfloat16_unless_it_emulates_it(monkeypatch, supported):
     assert has_bfloat16(torch.device("cuda", 0)) is supported
 
 
+@pytest.mark.parametrize(("limit", "expected"), [("avx2", False), ("AVX512_CORE", False), ("AVX512_CORE_BF16", True)])
+def test_processor_limited_to_older_instructions_does_not_compute_in_bfloat16(monkeypatch, limit, expected):
+    monkeypatch.setattr(devices, "_processor_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(devices, "processor_name", lambda: "a processor")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert has_bfloat16(CPU) is expected
+    assert devices.describe_processor() == f"a processor (AVX2, ONEDNN_MAX_CPU_ISA={limit})"
+
+
 def test_flags_of_the_processor_are_read_from_the_system(monkeypatch):
     text = "processor : 0\nmodel name : a processor\nflags\t\t: fpu avx512_bf16\n"
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: text)

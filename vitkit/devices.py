@@ -1,6 +1,7 @@
 """Differences between devices: the CPU, and the accelerators that PyTorch names (cuda, mps, xpu, ...)."""
 
 import functools
+import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,10 @@ from vitkit.errors import lacks_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """The precision of autocast."""
+_INSTRUCTION_SET_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that keep PyTorch's operators, and oneDNN's, to an older instruction set of x86."""
+_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""oneDNN's names of instruction sets in which it emulates bfloat16."""
 
 
 def accelerators() -> list[str]:
@@ -34,9 +39,11 @@ def has_bfloat16(device: torch.device) -> bool:
     """Whether a device computes in bfloat16 by instructions of its own.
 
     Others emulate it by conversions, which makes a step up to ten times slower than in float32: x86 processors without
-    avx512_bf16 or AMX, NVIDIA GPUs before Ampere, Apple's first ones.
+    avx512_bf16 or AMX, or kept from using them, NVIDIA GPUs before Ampere, Apple's first ones.
     """
     if device.type == "cpu":
+        if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_BFLOAT16:
+            return False
         return bool(_processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"})  # the last one is Arm's
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -62,6 +69,12 @@ def processor_field(*names: str) -> str:
 def processor_name() -> str:
     """Return the processor's name as Linux reports it, or the best description that other systems give."""
     return processor_field("model name") or platform.processor() or platform.machine()
+
+
+def describe_processor() -> str:
+    """Return the processor's name and the instruction set of PyTorch's own operators, and what limits either."""
+    variables = [f"{name}={os.environ[name]}" for name in _INSTRUCTION_SET_LIMITS if name in os.environ]
+    return f"{processor_name()} ({', '.join([torch.backends.cpu.get_cpu_capability(), *variables])})"
 
 
 def resolve_precision(precision: str, device: torch.device) -> Precision:

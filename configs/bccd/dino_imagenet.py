@@ -8,9 +8,9 @@ configs/start/detection.py this network has AP50 0.000 after as many steps as th
 Run:  python tools/train.py configs/bccd/dino_imagenet.py data.root=DIR    (DIR holds images/ and annotations/)
 Here: AP 0.616, AP50 0.890 on the 87 validation images, means of seeds 42 and 43 (AP 0.615 and 0.618); 37 min of one
       core of an AMD EPYC with AVX-512, evaluation not included; bf16, torch 2.14.1, from Keras's weights (see
-      parts/resnet.py). After 8, 16, 24, 32, 40, 48 and 56 of 64 epochs: AP 0.482 (4 min), 0.569 (9), 0.589 (14), 0.591
-      (18), 0.602 (23), 0.609 (27), 0.613 (32). So these weights help in the first ten minutes; from 15 min on,
-      dino_r18.py is as good. Evaluated in 256 pixels: 0.599 (seed 42).
+      parts/resnet.py); 6592 steps. After 8, 16, 24, 32, 40, 48 and 56 of 64 epochs, 824 steps each: AP 0.482 (4 min),
+      0.569 (9), 0.589 (14), 0.591 (18), 0.602 (23), 0.609 (27), 0.613 (32). So these weights help in the first ten
+      minutes; from 15 min on, dino_r18.py is as good. Evaluated in 256 pixels: 0.599 (seed 42).
       Up to res4 with frozen batch norms, as in configs/start/detection.py, 11.1 M parameters, a step takes 1.9 times as
       long and more is learned from each: AP 0.571 after 17 min, 0.616 (35), 0.627 (44), 0.632, AP50 0.902 (71; seeds 42
       and 43: AP 0.637 and 0.627).

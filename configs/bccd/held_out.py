@@ -7,7 +7,7 @@ Run:  python tools/train.py configs/bccd/held_out.py data.root=DIR    (DIR holds
       vitkit test runs/held_out --split test
 Here: AP 0.650, AP50 0.918, AP75 0.801 (seed 42) on the 35 test photos; by a bootstrap over them, the 95 % interval is
       0.619 to 0.681. RBC 0.681, WBC 0.809, platelets 0.461. From Keras's ImageNet weights, 52 min of one core of an AMD
-      EPYC (62 min by the clock beside other work), bf16. On the 87 validation photos AP is 0.576.
+      EPYC with AVX-512 (62 min by the clock beside other work), bf16. On the 87 validation photos AP is 0.576.
 """
 
 from vitkit.configs.bccd.dino import config as dino

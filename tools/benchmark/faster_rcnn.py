@@ -1,7 +1,8 @@
 """Train torchvision's Faster R-CNN R50-FPN for some minutes of processor time, to compare vitkit's detectors with it.
 
 A plain recipe after torchvision's references: SGD, flips, color jitter, IoU crops, frozen batch norms; the rate falls
-to a tenth after 80 % of the time. The loop uses nothing of vitkit, so its time is only torchvision's.
+to a tenth after 80 % of the time. The loop uses nothing of vitkit, so its time is only torchvision's. With --run-dir,
+an interrupted run is continued by the same command, from its last minute on.
 
 Example:
     python tools/benchmark/faster_rcnn.py data/bccd --minutes 15 --weights resnet50.pth --stride-in-1x1 \\
@@ -32,12 +33,22 @@ from torchvision.transforms import v2
 from vitkit.weights.reading import read_checkpoint
 
 WARMUP_STEPS = 100
+STATE_NAME, RESULT_NAME = "state.pth", "result.json"
+SECONDS_BETWEEN_STATES = 60
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, help="folder with images/ and annotations/instances_{train,val}.json")
     parser.add_argument("--minutes", type=float, default=15, help="processor minutes of training (default: 15)")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--run-dir", type=Path, help=f"folder for {STATE_NAME} every minute and {RESULT_NAME}")
+    add_model_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what is trained."""
     parser.add_argument("--weights", type=Path, help="the backbone's weights (default: random ones)")
     parser.add_argument(
         "--stride-in-1x1", action="store_true", help="the weights stride in a stage's first convolution"
@@ -46,8 +57,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--pixel-mean", nargs=3, type=float, default=[0.485, 0.456, 0.406], help="mean of RGB, for Keras's weights"
     )
     parser.add_argument("--size", type=int, default=320, help="short side of the images in pixels (default: 320)")
-    parser.add_argument("--seed", type=int, default=42)
-    return parser.parse_args(argv)
 
 
 def build(args: argparse.Namespace, num_classes: int) -> FasterRCNN:
@@ -107,8 +116,15 @@ def average_precision(coco: COCO, detections: Sequence[dict[str, Any]]) -> tuple
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    print(json.dumps(train(args)))
+
+
+def train(args: argparse.Namespace) -> dict[str, float]:
+    """Train for the time, unless that has been done; return the figures."""
+    state_file, result_file = (args.run_dir and args.run_dir / name for name in (STATE_NAME, RESULT_NAME))
+    if result_file and result_file.is_file():
+        return json.loads(result_file.read_text(encoding="utf-8"))
+    seed_everything(args.seed)
     augment = v2.Compose(
         [
             v2.ToImage(),
@@ -128,7 +144,14 @@ def main(argv: list[str] | None = None) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.005, momentum=0.9, weight_decay=5e-4)
     budget, steps = 60 * args.minutes, 0
-    start = time.process_time()
+    start, clock_start = time.process_time(), time.monotonic()
+    if state_file and state_file.is_file():
+        state = read_checkpoint(state_file)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        steps, start, clock_start = state["steps"], start - state["spent"], clock_start - state["seconds"]
+        seed_everything(args.seed + steps)  # other photos than in the first steps
+    saved = time.process_time()
     model.train()
     while time.process_time() - start < budget:
         for batch in loader:
@@ -146,7 +169,14 @@ def main(argv: list[str] | None = None) -> None:
             if steps % 50 == 0:
                 terms = "  ".join(f"{name} {loss.item():.3f}" for name, loss in losses.items())
                 print(f"step {steps}  {spent / 60:.1f} of {args.minutes:g} min  {terms}", flush=True)
-    minutes = (time.process_time() - start) / 60
+            if state_file and time.process_time() - saved > SECONDS_BETWEEN_STATES:
+                before = time.process_time()
+                times = dict(spent=before - start, seconds=time.monotonic() - clock_start)
+                state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), steps=steps)
+                write_state(state_file, state | times)
+                saved = time.process_time()
+                start += saved - before  # writing is not training
+    minutes, clock_minutes = (time.process_time() - start) / 60, (time.monotonic() - clock_start) / 60
     model.eval()
     detections = []
     with torch.no_grad():
@@ -159,8 +189,26 @@ def main(argv: list[str] | None = None) -> None:
                 for box, label, score in zip(boxes.tolist(), output["labels"].tolist(), output["scores"].tolist())
             ]
     ap, ap50 = average_precision(val_set.coco, detections)
-    result = dict(AP=ap, AP50=ap50, steps=steps, processor_minutes=minutes)
-    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+    epochs = round(steps / len(loader))
+    result = dict(AP=ap, AP50=ap50, steps=steps, epochs=epochs, processor_minutes=minutes, minutes=clock_minutes)
+    result = {name: round(value, 4) for name, value in result.items()}
+    if result_file:
+        args.run_dir.mkdir(parents=True, exist_ok=True)
+        result_file.write_text(json.dumps(result), encoding="utf-8")
+        state_file.unlink(missing_ok=True)
+    return result
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Write the state of a run; an interruption leaves the earlier one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 
 from vitkit.config import cfg_diff, value_at
 from vitkit.config.schema import MISSING
-from vitkit.devices import device_name, processor_name
+from vitkit.devices import describe_processor, device_name
 from vitkit.distributed import broadcast_object, is_main, world_size
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, find_newest_checkpoint
 from vitkit.errors import ConfigError
@@ -383,7 +383,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
         "git": list({state["folder"]: state for state in repositories if state}.values()),
         "device": {
             "type": device.type,
-            "name": processor_name() if device.type == "cpu" else device_name(device),
+            "name": describe_processor() if device.type == "cpu" else device_name(device),
             "processes": world_size(),
             "threads": torch.get_num_threads(),
             "wait_policy": os.environ.get("OMP_WAIT_POLICY"),

@@ -76,19 +76,30 @@ def detection(world, *args):
 def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(network, steps, metrics):
     few, many = (start.OwnData("", 17, 7, 64, [], fewest_objects=count) for count in (99, 100))
     recipe = RECIPES["detection"]
-    assert recipe.evidence(network, steps, many).startswith(metrics) and "COCO" not in recipe.evidence(
-        network, steps, many
+    expectation = recipe.expectation(network, steps, 0.01, many)
+    assert expectation.startswith(metrics) and "COCO" not in expectation
+    assert recipe.expectation(network, steps, 0.01, few) == f"{expectation}: {recipe.few_objects}"
+    assert "recipe has not been measured" in RECIPES["classification"].expectation(network, steps, 0.01, few)
+
+
+def test_minutes_of_the_expected_figure_are_those_of_this_machine():
+    data = start.OwnData("", 17, 7, 64, [], fewest_objects=100)
+    fast, slow = (RECIPES["detection"].expectation("small", 3000, pace / 60, data) for pace in (0.36, 0.94))
+    assert fast.startswith("AP 0.586, AP50 0.861 after 2472 steps, which take 15 min here, as on 205 photos")
+    assert slow == fast.replace("15 min", "39 min") and slow.endswith(
+        "; less with more classes, or with fewer objects of each"
     )
-    assert recipe.evidence(network, steps, few) == f"{recipe.evidence(network, steps, many)}: {recipe.few_objects}"
-    assert "recipe has not been measured" in RECIPES["classification"].evidence(network, steps, few)
+    too_few = RECIPES["detection"].expectation("small", 30, 0.94 / 60, data)
+    assert "after 824 steps, which take 13 min here" in too_few and "; less after only 30 steps, with more" in too_few
 
 
 def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
+    step_costs = {"res3": 1.0, "small": 1.0, "resnet50": 1.9}  # configs/bccd/dino_imagenet.py
     measured = RECIPES["detection"].measured
     for figure in measured:
-        if figure.network == "res3" and figure.minutes <= 15:
-            others = [f.metrics for f in measured if f.network != "res3" and f.minutes <= figure.minutes]
-            assert all(figure.metrics > metrics for metrics in others)
+        if figure.network == "res3" and figure.steps < 2472:
+            others = [f for f in measured if f.network != "res3" and f.steps * step_costs[f.network] <= figure.steps]
+            assert all(figure.metrics > other.metrics for other in others)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +145,14 @@ def test_figures_of_recipes_are_those_of_the_table():
     names = {"small": "| `dino_r18.py`", "resnet50": "| the same on a ResNet-50 up to res4", "res3": "| "}
     for figure in RECIPES["detection"].measured:
         values = figure.metrics.removeprefix("AP ").replace(", AP50 ", " / ")
-        values += f" ({figure.minutes:g})"
+        values += f" ({figure.steps}; "
         assert any(row.startswith(names[figure.network]) and values in row for row in rows)
     header = (ROOT / "configs/start/detection.py").read_text()
     facts = ("AP50 0.008 to 0.045", "50 photos of COCO with 49 classes", "936 steps")
     assert all(fact in RECIPES["detection"].few_objects and fact in header for fact in facts)
     (figure,) = RECIPES["semantic"].measured
     header = (ROOT / "configs/start/semantic.py").read_text()
-    assert all(text in header for text in (f"{figure.steps} steps", f"{figure.minutes} min", "mIoU 0.677"))
+    assert all(text in header for text in (f"{figure.steps} steps", "53 min", "mIoU 0.677"))
     assert figure.metrics == "mIoU 0.677"
 
 
@@ -154,7 +165,7 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     out = capsys.readouterr().out
     assert "timed     224 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
     assert "chosen    DINO on ResNet-18 from random weights, 224 pixels, fp32" in out
-    assert "measured  AP 0.429, AP50 0.750 on 205 photos of blood cells" in out and "after 824 steps, 5 min" in out
+    assert "expected  AP 0.429, AP50 0.750 after 824 steps, which take 14 min here, as on 205 photos of blood" in out
     assert config["schedule"] == dict(
         type="FlatCosineLR",
         warmup_steps=int(config["train"]["epochs"] * steps_per_epoch / 20),
@@ -349,7 +360,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
     detection(world, "--hours", "0.1", "train.epochs=3")
     out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
     assert "3 epochs: 26 steps of 1.00 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
-    assert "measured  AP 0.429" in out and "% of 0.1 h" not in text
+    assert "expected  AP 0.429" in out and "% of 0.1 h" not in text
     assert "pixels are chosen where" not in text  # the images have 64 pixels
     assert load_config(Path("runs/start/config.py"))["train"]["eval_every"] == 1
     main(
@@ -360,7 +371,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
     assert (
         "weights   those that model.backbone=swin_tiny has by default" in out and "chosen    DINO on swin_tiny, " in out
     )
-    assert "measured  without the overrides: AP 0.429" in out
+    assert "expected  without the overrides: AP 0.429" in out
 
 
 def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world, step_cost, capsys):

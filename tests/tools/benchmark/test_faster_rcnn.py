@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from pycocotools.coco import COCO
+from torchvision.models import resnet18
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 
 from vitkit.tools.benchmark import faster_rcnn
 
@@ -37,3 +40,27 @@ def test_average_precision_of_no_and_of_perfect_detections(root):
     assert faster_rcnn.average_precision(coco, []) == (0, 0)
     perfect = dict(image_id=5, category_id=7, bbox=[8.0, 8.0, 32.0, 24.0], score=0.9)
     assert faster_rcnn.average_precision(coco, [perfect]) == pytest.approx((1, 1))
+
+
+def test_interrupted_run_is_continued_and_a_finished_one_is_not_repeated(root, tmp_path, monkeypatch, capsys):
+    def run(minutes="0.001"):
+        faster_rcnn.main([str(root), "--minutes", minutes, "--size", "48", "--run-dir", str(tmp_path / "run")])
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    def build(args, num_classes):
+        head, predictor = TwoMLPHead(256 * 7 * 7, 8), FastRCNNPredictor(8, num_classes)
+        backbone = faster_rcnn._resnet_fpn_extractor(resnet18(weights=None), trainable_layers=5)
+        return FasterRCNN(backbone, box_head=head, box_predictor=predictor, min_size=48, max_size=96)
+
+    monkeypatch.setattr(faster_rcnn, "build", build)
+    monkeypatch.setattr(faster_rcnn, "SECONDS_BETWEEN_STATES", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(faster_rcnn, "average_precision", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run()
+    state = faster_rcnn.read_checkpoint(tmp_path / "run/state.pth")
+    assert state["steps"] == 1 and state["spent"] > 0.06
+    result = run()  # its time is spent: only the evaluation is missing
+    assert result["steps"] == 1 and result["processor_minutes"] >= state["spent"] / 60 - 1e-4
+    assert not (tmp_path / "run/state.pth").exists()
+    assert run("100") == result

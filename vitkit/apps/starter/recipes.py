@@ -16,8 +16,6 @@ class Measured(NamedTuple):
 
     network: Network
     steps: int
-    minutes: float
-    """Processor minutes of training, on one core of an AMD EPYC."""
     metrics: str
 
 
@@ -53,15 +51,21 @@ class Recipe:
         """Whether each class with training objects has as many as in the data of the figures, about."""
         return self.objects_for_res3 is not None and data.fewest_objects >= self.objects_for_res3
 
-    def evidence(self, network: Network, steps: int, data: OwnData) -> str:
-        """Return the figure with the most steps of at most `steps`, or else with the fewest, and its data."""
+    def expectation(self, network: Network, steps: int, step_minutes: float, data: OwnData) -> str:
+        """Return the figure with the most steps of at most `steps`, or else with the fewest, and its data.
+
+        Args:
+            step_minutes: what a step takes on this machine.
+        """
         figures = [figure for figure in self.measured if figure.network == network]
         if not figures:
             return "no figure: this recipe has not been measured"
         figure = next((figure for figure in reversed(figures) if figure.steps <= steps), figures[0])
+        less = [f"after only {pluralize(steps, 'steps')}"] * (steps < figure.steps)
+        less += ["with more classes", "or with fewer objects of each"]
         text = (
-            f"{figure.metrics} on {self.data} after {pluralize(figure.steps, 'steps')}, {figure.minutes:g} min of one "
-            "core; expect less after fewer steps, with more classes, or with fewer objects of each"
+            f"{figure.metrics} after {pluralize(figure.steps, 'steps')}, which take "
+            f"{figure.steps * step_minutes:.0f} min here, as on {self.data}; less {', '.join(less)}"
         )
         return text if self.has_many_objects(data) or not self.few_objects else f"{text}: {self.few_objects}"
 
@@ -72,27 +76,27 @@ RECIPES = {
         {224: 0, 272: 12000, 320: 12000, 416: 12000, 512: 12000},
         "205 photos of blood cells (configs/bccd/measurements.md)",
         (
-            Measured("small", 824, 5, "AP 0.429, AP50 0.750"),
-            Measured("small", 1648, 10, "AP 0.550, AP50 0.837"),
-            Measured("small", 2472, 15, "AP 0.586, AP50 0.861"),
-            Measured("small", 3296, 20, "AP 0.604, AP50 0.877"),
-            Measured("small", 4944, 30, "AP 0.621, AP50 0.891"),
-            Measured("small", 6592, 41, "AP 0.627, AP50 0.902"),
-            Measured("resnet50", 824, 8, "AP 0.497, AP50 0.812"),
-            Measured("resnet50", 1648, 17, "AP 0.571, AP50 0.858"),
-            Measured("resnet50", 2472, 26, "AP 0.601, AP50 0.874"),
-            Measured("resnet50", 3296, 35, "AP 0.616, AP50 0.887"),
-            Measured("resnet50", 4120, 44, "AP 0.627, AP50 0.895"),
-            Measured("resnet50", 4944, 53, "AP 0.629, AP50 0.899"),
-            Measured("resnet50", 5768, 62, "AP 0.632, AP50 0.902"),
-            Measured("resnet50", 6592, 71, "AP 0.632, AP50 0.902"),
-            Measured("res3", 824, 4, "AP 0.482, AP50 0.816"),
-            Measured("res3", 1133, 6, "AP 0.553, AP50 0.856"),
-            Measured("res3", 1648, 9, "AP 0.569, AP50 0.865"),
-            Measured("res3", 2472, 14, "AP 0.585, AP50 0.879"),
-            Measured("res3", 3296, 18, "AP 0.591, AP50 0.874"),
-            Measured("res3", 4944, 27, "AP 0.609, AP50 0.884"),
-            Measured("res3", 6592, 37, "AP 0.616, AP50 0.890"),
+            Measured("small", 824, "AP 0.429, AP50 0.750"),
+            Measured("small", 1648, "AP 0.550, AP50 0.837"),
+            Measured("small", 2472, "AP 0.586, AP50 0.861"),
+            Measured("small", 3296, "AP 0.604, AP50 0.877"),
+            Measured("small", 4944, "AP 0.621, AP50 0.891"),
+            Measured("small", 6592, "AP 0.627, AP50 0.902"),
+            Measured("resnet50", 824, "AP 0.497, AP50 0.812"),
+            Measured("resnet50", 1648, "AP 0.571, AP50 0.858"),
+            Measured("resnet50", 2472, "AP 0.601, AP50 0.874"),
+            Measured("resnet50", 3296, "AP 0.616, AP50 0.887"),
+            Measured("resnet50", 4120, "AP 0.627, AP50 0.895"),
+            Measured("resnet50", 4944, "AP 0.629, AP50 0.899"),
+            Measured("resnet50", 5768, "AP 0.632, AP50 0.902"),
+            Measured("resnet50", 6592, "AP 0.632, AP50 0.902"),
+            Measured("res3", 824, "AP 0.482, AP50 0.816"),
+            Measured("res3", 1133, "AP 0.553, AP50 0.856"),
+            Measured("res3", 1648, "AP 0.569, AP50 0.865"),
+            Measured("res3", 2472, "AP 0.585, AP50 0.879"),
+            Measured("res3", 3296, "AP 0.591, AP50 0.874"),
+            Measured("res3", 4944, "AP 0.609, AP50 0.884"),
+            Measured("res3", 6592, "AP 0.616, AP50 0.890"),
         ),
         freeze_below=1500,
         warmup_steps=200,
@@ -103,7 +107,7 @@ RECIPES = {
     "semantic": Recipe(
         {240: 0, 360: 2000, 480: 2000},
         "367 frames of streets (configs/start/semantic.py)",
-        (Measured("resnet50", 1840, 53, "mIoU 0.677"),),
+        (Measured("resnet50", 1840, "mIoU 0.677"),),
     ),
     "instance": Recipe({256: 0, 320: 4000, 416: 4000}),
     "panoptic": Recipe({256: 0, 320: 4000, 416: 4000}),

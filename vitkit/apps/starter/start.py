@@ -183,8 +183,7 @@ def start(
     choice = choose(request, data, folder)
     later = ", which is measured again during training" * (not dry_run and is_paced(request))
     print(f"chosen    {describe_network(load_config(folder / CONFIG))}, {choice.text}{later}")
-    others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
-    print(f"measured  {others}{RECIPES[task].evidence(choice.network, choice.steps, data)}")
+    print_expectation(request, data, choice)
     print(f"config    {folder / CONFIG}", flush=True)
     leaks = check(folder / CONFIG, request)
     if dry_run:
@@ -212,6 +211,13 @@ def describe_network(config: Config) -> str:
         if "pretrained" in backbone:
             text += f" from {'pretrained' if backbone['pretrained'] else 'random'} weights"
     return text
+
+
+def print_expectation(request: Request, data: OwnData, choice: Choice) -> None:
+    """Print what the recipe has reached in at most as many steps, and what these take on this machine."""
+    others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
+    text = RECIPES[request.task].expectation(choice.network, choice.steps, choice.cost.minutes, data)
+    print(f"expected  {others}{text}", flush=True)
 
 
 def zero_shot_facts(name: str, found: FoundModel, folder: Path, device: str) -> dict[str, str]:
@@ -288,6 +294,7 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path,
         choice = replace(choice, epochs=epochs, cost=replace(choice.cost, minutes=minutes))
         write_start_config(folder / CONFIG, request, data, choice)
         print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
+        print_expectation(request, data, choice)
         return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
 
     config = load_config(folder / CONFIG)
