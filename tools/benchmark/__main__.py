@@ -50,6 +50,7 @@ PARTS = {
     "dfine": "realtime",
     "rf_detr": "realtime",
     "grounding_dino": "grounding",
+    "fused": "fused",
     "latency": "latency",
     "deformable": "kernels",
     "backbones": "models",
