@@ -82,6 +82,8 @@ MODELS = {
     "RT-DETRv2-R101": Published("rtdetrv2_r101", 640, 54.3, None),
 }
 """DEIM's are D-FINE's networks, with another activation in the decoder."""
+DEFAULT_MODELS = ("D-FINE-N", "D-FINE-S", "RT-DETR-R18", "RF-DETR-N", "DEIMv2-S", "DEIMv2-Atto")
+"""What is measured unless models are chosen, as all take hours."""
 OFFICIAL = {"D-FINE-N": "dfine_n", "D-FINE-S": "dfine_s", "RF-DETR-N": "rf_detr_n"}
 """Model -> the family in `realtime` with the official code, if that can be imported."""
 SIDE = 640
@@ -311,7 +313,7 @@ def measure(part: str, options: Options) -> list[Row]:
         inputs_from_outside(file, options.batch_sizes[0])
     for batch_size in options.batch_sizes:
         setting = f"batch {batch_size}" if batch_size > 1 else ""
-        for name in options.models or MODELS:
+        for name in MODELS if "all" in options.models else options.models or DEFAULT_MODELS:
             with tempfile.TemporaryDirectory() as folder:
                 job = Job(name, MODELS[name], batch_size, options, Path(folder))
                 has_official = name in OFFICIAL and len(FAMILIES[OFFICIAL[name]].builders) > 2
