@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,8 +310,8 @@ def chosen_forms(options: Options) -> dict[str, Form]:
 def measure(part: str, options: Options) -> list[Row]:
     """Measure models and files from outside; `part` is the only one, "latency"."""
     forms, rows = chosen_forms(options), []
-    for file in options.onnx:  # an error in one comes before anything is measured
-        inputs_from_outside(file, options.batch_sizes[0])
+    for file, batch_size in product(options.onnx, options.batch_sizes):
+        inputs_from_outside(file, batch_size)  # so that an error comes before anything is measured
     for batch_size in options.batch_sizes:
         setting = f"batch {batch_size}" if batch_size > 1 else ""
         for name in MODELS if "all" in options.models else options.models or DEFAULT_MODELS:

@@ -125,7 +125,7 @@ def test_images_for_a_file_from_outside_are_of_its_size_and_type(tmp_path):
 )
 def test_a_file_that_takes_something_else_is_named_before_anything_is_measured(shape, message, tmp_path):
     path = write_onnx(tmp_path / "a.onnx", shape)
-    options = Options(rows=["vitkit"], batch_sizes=[2], onnx=[OnnxFromOutside("a", None, path)])
+    options = Options(rows=["vitkit"], batch_sizes=[1, 2], onnx=[OnnxFromOutside("a", None, path)])
     with pytest.raises(DataError, match=message):
         latency.measure("latency", options)
     path.write_bytes(b"no model")
