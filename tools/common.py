@@ -18,6 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING
 
+from vitkit.apps.exported.settings import RUNTIMES
 from vitkit.errors import ConfigError, VitkitError, error_line, place_in_own_code
 from vitkit.text_format import printable, shorten
 from vitkit.tools.console import printing
@@ -82,6 +83,12 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     """Add --precision, of which a device computes what it can."""
     text = "precision to compute in, where PyTorch considers it safe (default: fp32)"
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
+
+
+def add_runtime(parser: argparse.ArgumentParser) -> None:
+    """Add --runtime, which is for exported models."""
+    text = "what runs a model's ONNX file; openvino: on the CPU (default: onnxruntime)"
+    parser.add_argument("--runtime", choices=RUNTIMES, default="onnxruntime", help=text)
 
 
 def add_iou(parser: argparse.ArgumentParser, where: str) -> None:

@@ -43,6 +43,7 @@ from vitkit.tools.common import (
     add_model,
     add_overwrite,
     add_precision,
+    add_runtime,
     add_tiles,
     add_trust,
     errors_in_one_line,
@@ -81,6 +82,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--task", choices=TASKS, help=text)
     add_batch_size(parser, of="images or tiles")
     add_precision(parser)
+    add_runtime(parser)
     text = "use only every Nth frame of a video (default: 1)"
     parser.add_argument("--every", type=positive, default=1, metavar="N", help=text)
     text = "format of the drawn images (default: jpg)"
@@ -148,6 +150,7 @@ def main(argv: list[str] | None = None) -> None:
             trust=args.trust,
             device=f"{args.device}:{local_rank}" if has_number else args.device,
             precision=args.precision,
+            runtime=args.runtime,
         )
         require_images(predictor, args.model)
         if args.text is not None:

@@ -32,6 +32,7 @@ from vitkit.tools.common import (
     MODEL_HELP,
     add_device,
     add_iou,
+    add_runtime,
     add_tiles,
     add_trust,
     check_out,
@@ -79,6 +80,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "resume the interrupted evaluation in this folder, which it named after its results: results.answers"
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
+    add_runtime(parser)
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
@@ -172,6 +174,7 @@ def main(argv: list[str] | None = None) -> None:
                 tiling=tiling_of(args.tiles, args.tile_overlap),
                 split=args.split,
                 answer_files=answer_files,
+                runtime=args.runtime,
             )
             if is_main():
                 show(result.evaluator, details, result.thresholds)

@@ -19,6 +19,7 @@ from torch.torch_version import TorchVersion
 
 import vitkit
 from vitkit import build_model, load_config, model_zoo
+from vitkit.apps.deployment import checks
 from vitkit.apps.deployment import export as export_module
 from vitkit.apps.deployment.checks import differences, image_inputs, image_size
 from vitkit.apps.deployment.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
@@ -62,8 +63,8 @@ def test_quantization_prints_no_advice_of_its_library(tmp_path):
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "product", [x], [y], [weight])
     path = tmp_path / "product.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    assert run_forked(export_module.quantize, path) == (0, "")
-    assert "MatMulInteger" in [node.op_type for node in onnx.load(path).graph.node]
+    assert run_forked(export_module.quantize, path, tmp_path / "int8.onnx") == (0, "")
+    assert "MatMulInteger" in [node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node]
 
 
 def test_exported_file_has_named_dynamic_axes_and_metadata(run):
@@ -324,7 +325,7 @@ def test_windowed_models_are_traced_for_maps_of_any_size():
 
 def test_products_with_a_vector_are_not_quantized(tmp_path):
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    helper, path = onnx.helper, tmp_path / "a.onnx"
+    helper, path = onnx.helper, tmp_path / "int8.onnx"
     weight, (vector, *_) = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "weight"], ["hidden"], name="matrix"),
@@ -335,11 +336,57 @@ def test_products_with_a_vector_are_not_quantized(tmp_path):
     weights = [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(vector, "vector")]
     graph = helper.make_graph(nodes, "products", [x], [y], weights)
     opset = helper.make_opsetid("", 20)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
-    export_module.quantize(path)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "fp32.onnx")
+    export_module.quantize(tmp_path / "fp32.onnx", path)
     products = [node.op_type for node in onnx.load(path).graph.node if "MatMul" in node.op_type]
     assert products == ["MatMulInteger", "MatMul"]
     rows = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
     (found,) = onnxruntime.InferenceSession(path).run(None, {"x": rows})
     expected = rows @ weight @ vector
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+class Product(ExportGraph):
+    """A linear layer, whose product int8 quantizes."""
+
+    axes = {"x": ("batch", None)}
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(8, 8))
+
+    def forward(self, x):
+        return {"y": self.model(x)}
+
+
+@pytest.mark.parametrize(("in_int8", "is_noted"), [(0.030, True), (0.015, False)])
+def test_int8_that_is_not_faster_on_this_processor_is_noted(in_int8, is_noted, tmp_path, monkeypatch, capsys):
+    onnx = pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    settings, inputs = ExportSettings(precision="int8"), {"x": torch.randn(4, 8)}
+    part, path = Part("", Product(), [inputs], inputs), tmp_path / "a.onnx"
+    about = dict(config={}, inputs=["x"], size=None, postprocessing=None)
+    export_module.write_part(part, path, settings, about)
+    calls, times = [], [in_int8, 0.04, 0.02]  # of the file, PyTorch and the file in float32
+    monkeypatch.setattr(export_module, "seconds_in_turn", lambda timed: calls.extend(call() for call in timed) or times)
+    capsys.readouterr()
+    exported = export_module.compare_part(part, path, tmp_path / "final.onnx", settings)
+    assert exported.seconds == (in_int8, 0.04) and exported.unquantized_seconds == 0.02
+    quantized, expected, unquantized = (call["y"] for call in calls)
+    assert torch.allclose(unquantized, expected, atol=1e-6) and not torch.allclose(quantized, expected, atol=1e-6)
+    speed = open_exported(path).metadata["speed"]
+    assert (speed["seconds"], speed["seconds_in_fp32"]) == (in_int8, 0.02) and speed["processor"]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert len(lines) == is_noted and all("final.onnx takes 30.0 ms, and 20.0 ms in float32" in line for line in lines)
+    assert {entry.key for entry in onnx.load(path).metadata_props} == {*about, "speed"}
+
+
+def test_functions_are_timed_in_turn(monkeypatch):
+    now, calls = [0.0], []
+
+    def call(name, seconds):
+        calls.append(name)
+        now[0] += seconds
+
+    monkeypatch.setattr(checks.time, "perf_counter", lambda: now[0])
+    assert checks.seconds_in_turn([lambda: call("a", 2.0), lambda: call("b", 1.0)]) == pytest.approx([2.0, 1.0])
+    assert calls == ["a", "b"] * (checks.NUM_RUNS + 1)

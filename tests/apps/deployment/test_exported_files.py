@@ -81,8 +81,7 @@ def test_exported_model_has_the_properties_of_its_model():
 
 def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
     opened, file = [], run / "out" / "tiny.onnx"
-    exported._open.cache_clear()
-    monkeypatch.setattr(exported, "open_exported", lambda path: opened.append(path) or open_exported(path))
+    monkeypatch.setattr(exported, "open_exported", lambda path, _: opened.append(path) or open_exported(path))
     load(file)
     load(file)  # it may have changed since
     assert opened == [file, file]
@@ -123,7 +122,7 @@ def test_a_graph_that_may_run_without_an_end_is_refused(kind, run, tmp_path):
 
 def test_a_graph_that_computes_for_very_long_is_given_up(run, tmp_path, monkeypatch):
     onnx, make = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
-    file = exported.OnnxFile(run / "out" / "tiny.onnx")
+    file = open_exported(run / "out" / "tiny.onnx")
     model = onnx.load(run / "out" / "tiny.onnx")
     # ONNX Runtime computes what depends on no input when it opens a file.
     model.graph.initializer.append(make.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0]))
@@ -259,7 +258,7 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
     written = {"text": predictor(IMAGES[0]).fields["text"]}
     files = [GraphInPython(predictor.model, graph=graph) for graph in text_graphs(predictor.model)]
     files[0].metadata["step"] = "a.step.onnx"
-    monkeypatch.setattr(exported, "open_exported", lambda path: files[1])
+    monkeypatch.setattr(exported, "open_exported", lambda path, _: files[1])
     runner = object.__new__(onnx_runner.Runner)
     runner.info = describe(predictor, cfg, name="tiny", license=None) | {"size": None}
     runner.inputs, (runner.session, runner.step) = ["images", "padding_mask"], files

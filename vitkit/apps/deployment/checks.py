@@ -200,15 +200,17 @@ def run_graph(graph: ExportGraph, inputs: Mapping[str, Tensor]) -> Inputs:
     return dict(graph(**{name: inputs[name] for name in graph.axes}))
 
 
-def seconds(function: Callable[[], object]) -> float:
-    """Return the median time of `NUM_RUNS` calls after a warm-up call."""
-    function()
-    times = []
-    for _ in range(NUM_RUNS):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return median(times)
+def seconds_in_turn(functions: Sequence[Callable[[], object]]) -> list[float]:
+    """Return each function's median time over `NUM_RUNS` rounds of all of them, after a warm-up round."""
+    rounds = []
+    for _ in range(NUM_RUNS + 1):
+        times = []
+        for function in functions:
+            started = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - started)
+        rounds.append(times)
+    return [median(times) for times in zip(*rounds[1:])]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from vitkit.apps.deployment.checks import (
     image_inputs,
     image_size,
     run_graph,
-    seconds,
+    seconds_in_turn,
     text_inputs,
     yield_decoded_inputs,
 )
@@ -38,7 +38,7 @@ from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
-from vitkit.apps.exported.loading import METADATA, import_optional_module, open_exported
+from vitkit.apps.exported.loading import METADATA, OnnxFile, import_optional_module, open_exported
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
 from vitkit.apps.inference.inputs import find_images
@@ -48,8 +48,11 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
+from vitkit.devices import processor_name
 from vitkit.errors import ConfigError, DataError, place_in_own_code
 from vitkit.io.output import write_bytes, write_text
+from vitkit.logging import print_line
+from vitkit.text_format import pluralize
 from vitkit.weights import LoadReport
 
 TRACED_SIZE = (259, 515)
@@ -81,6 +84,8 @@ class ExportedPart:
     """The shape of the first input in each batch of the comparison."""
     seconds: tuple[float, float]
     """Median run times for the first batch: the file's, and PyTorch's."""
+    unquantized_seconds: float | None = None
+    """With precision int8 that of the same file in float32, which is less on some processors."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +301,7 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
     Raises:
         ConfigError: the model cannot be exported.
     """
-    model = predictor.model
+    model = predictor.model.fused_copy()
     if isinstance(predictor, LanguageModel):
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}. Choose another model.")
     if isinstance(predictor, Predictor) and predictor.sampling is not None:
@@ -411,14 +416,18 @@ def write_onnx(
         raise not_supported("ONNX", error) from error
     converted.save(path)
     if settings.precision == "int8":
-        quantize(path)
+        path.replace(unquantized_path(path))
+        quantize(unquantized_path(path), path)
     model = onnx.load(path)
     name_axes(model.graph, axes)
     del model.metadata_props[:]  # entries that the quantizer adds
-    for name, text in texts.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = name, text
+    onnx.helper.set_model_props(model, texts)
     onnx.save(model, path)
+
+
+def unquantized_path(path: Path) -> Path:
+    """Return where the float32 form of an int8 file lies until both have been timed."""
+    return path.with_name(f"unquantized_{path.name}")
 
 
 def name_axes(graph: Any, axes: Axes) -> None:
@@ -434,21 +443,20 @@ def name_axes(graph: Any, axes: Axes) -> None:
                 dim.dim_param = re.sub(r"\w+", lambda match: names.get(match[0], match[0]), dim.dim_param)
 
 
-def quantize(path: Path) -> None:
-    """Quantize matrix products with weights to int8: weights per channel, activations dynamically by their range."""
+def quantize(source: Path, path: Path) -> None:
+    """Quantize an ONNX file's matrix products with weights to int8: weights per channel, activations dynamically by
+    their range."""
     onnx, quantization = import_optional_module("onnx"), import_optional_module("onnxruntime.quantization")
-    graph = onnx.load(path).graph
+    graph = onnx.load(source).graph
     vectors = {weight.name for weight in graph.initializer if len(weight.dims) != 2}
     # ONNX Runtime scales the product with a vector as if it had an axis of channels, and cannot open the file then.
     with_vectors = [node.name for node in graph.node if node.op_type == "MatMul" and vectors & set(node.input)]
-    unquantized = path.with_name(f"unquantized_{path.name}")
-    path.replace(unquantized)
     # It advises steps of its own by the root logger, which prints them if nobody has set it up.
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
         quantization.quantize_dynamic(
-            unquantized,
+            source,
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
             nodes_to_exclude=with_vectors,
@@ -457,7 +465,6 @@ def quantize(path: Path) -> None:
         )
     finally:
         root.removeHandler(silent)
-    unquantized.unlink()
 
 
 _OPERATION = re.compile(r"\b(?:aten|torchvision|vitkit|prims|prim)(?:\.|::)\w+(?:\.\w+)?")
@@ -495,6 +502,28 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
             f"Differences are relative to the largest value. {remedy} a larger tolerance."
         )
     first = part.batches[0]
+    timed = [lambda: file.run(first), lambda: run_graph(part.graph, first)]
+    if settings.precision == "int8":
+        unquantized = OnnxFile(unquantized_path(path), {})
+        timed.append(lambda: unquantized.run(first))
     with announced(f"timing    {final.name}"):
-        times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))
-    return ExportedPart(final, compared, [tuple(next(iter(batch.values())).shape) for batch in part.batches], times)
+        by_file, by_pytorch, *in_float32 = seconds_in_turn(timed)
+    for seconds in in_float32:
+        note_speed(path, final, by_file, seconds)
+    shapes = [tuple(next(iter(batch.values())).shape) for batch in part.batches]
+    return ExportedPart(final, compared, shapes, (by_file, by_pytorch), *in_float32)
+
+
+def note_speed(path: Path, final: Path, in_int8: float, in_float32: float) -> None:
+    """Note in an int8 file how long it takes on this processor, and say so if float32 takes no longer."""
+    onnx = import_optional_module("onnx")
+    model, threads = onnx.load(path), torch.get_num_threads()
+    speed = dict(processor=processor_name(), threads=threads, seconds=in_int8, seconds_in_fp32=in_float32)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "speed", json.dumps(speed)
+    onnx.save(model, path)
+    if in_int8 >= in_float32:
+        print_line(
+            f"note: int8 is not faster on this processor ({speed['processor']}, {pluralize(threads, 'threads')}): "
+            f"{final.name} takes {1e3 * in_int8:.1f} ms, and {1e3 * in_float32:.1f} ms in float32 (--precision fp32)."
+        )

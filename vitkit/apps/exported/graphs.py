@@ -74,9 +74,12 @@ class ImageGraph(ExportGraph):
             padding_mask: (B, H, W) bool, True = padding.
             image_sizes: (B, 2) int64, height and width of the original images.
         """
-        normalized = normalize_images(images, padding_mask, **float_statistics(statistics_owner(self.model)))
+        pixels = images  # which the model normalizes itself, in float32
+        if self.dtype != torch.float32:
+            statistics = float_statistics(statistics_owner(self.model))
+            pixels = normalize_images(images, padding_mask, **statistics).to(self.dtype)
         masks = () if padding_mask is None else (padding_mask,)
-        outputs = self.model(normalized.to(self.dtype), *masks)
+        outputs = self.model(pixels, *masks)
         outputs = {name: outputs[name].float() for name in self.outputs if name in outputs}
         return outputs | self.finish(outputs, dict(images=images, image_sizes=image_sizes))
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.apps.exported.graphs import FROM_MODEL
-from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
+from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX, RUNTIMES, Runtime
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.heads.grounding_dino import Text
@@ -50,6 +50,8 @@ _LOOPS = {"Loop", "Scan", "SequenceMap"}
 """ONNX's operations that run a graph of their own many times."""
 _FATAL = 4
 """ONNX Runtime's level of logging: it raises errors, which are reported once."""
+_IGNORED_IN_RESIZE = ("antialias", "exclude_outside")
+"""Attributes of ONNX's Resize that OpenVINO does not read (2026.4)."""
 _MAX_SECONDS = 1800.0
 """The time in which a file is opened, and in which it computes a batch; a kilobyte of products may take weeks."""
 
@@ -62,8 +64,8 @@ def is_exported(path: Any) -> bool:
     return isinstance(path, str | Path) and Path(path).suffix in (ONNX_SUFFIX, PROGRAM_SUFFIX)
 
 
-def import_optional_module(name: str) -> ModuleType:
-    """Import a package of the extra "export".
+def import_optional_module(name: str, *, extra: str = "export") -> ModuleType:
+    """Import a package of an extra.
 
     Raises:
         ConfigError: the package is not installed.
@@ -71,7 +73,7 @@ def import_optional_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"export: needs the package {error.name or name}: pip install 'vitkit[export]'") from error
+        raise ConfigError(f"{extra}: needs the package {error.name or name}: pip install 'vitkit[{extra}]'") from error
 
 
 class ExportedFile(Protocol):
@@ -96,14 +98,16 @@ class ExportedFile(Protocol):
 class OnnxFile:
     """An ONNX file, run by ONNX Runtime; on a GPU if the installed package supports it.
 
+    Args:
+        path: a file that was read by `read_onnx` before, as its graph may otherwise run without an end.
+        metadata: see `ExportedFile`; empty for a file that vitkit has not written.
     Raises:
-        CheckpointError: ONNX Runtime cannot open the file, or its graph has loops.
+        CheckpointError: ONNX Runtime cannot open the file.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, metadata: Mapping[str, Any]):
         runtime = import_optional_module("onnxruntime")
-        self.path = path
-        _check_graph(path)
+        self.path, self.metadata = path, metadata
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _FATAL
@@ -119,7 +123,6 @@ class OnnxFile:
         self._options = runtime.RunOptions()
         self._options.log_severity_level = _FATAL
         self._options.only_execute_path_to_fetches = True
-        self.metadata = _parse(self._session.get_modelmeta().custom_metadata_map, path)
         self.inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = [value.name for value in self._session.get_outputs()]
 
@@ -132,12 +135,67 @@ class OnnxFile:
             self._options.terminate = True  # between two nodes
             raise
         except Exception as error:  # as above
-            raise _refuse(self.path, inputs, error) from error
+            raise _refuse(self.path, inputs, _first_line(error)) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
 
 
+class OpenVinoFile:
+    """An ONNX file, run by OpenVINO on the CPU, in float32 unless its weights are quantized.
+
+    Args:
+        path, metadata: see `OnnxFile`.
+    Raises:
+        CheckpointError: OpenVINO cannot read the file, or would compute something else than it says.
+    """
+
+    def __init__(self, path: str | Path, metadata: Mapping[str, Any]):
+        openvino = import_optional_module("openvino", extra="openvino")
+        self.path, self.metadata = path, metadata
+        for node in _nodes(read_onnx(path)):
+            ignored = [item.name for item in node.attribute if item.name in _IGNORED_IN_RESIZE and item.i]
+            if node.op_type == "Resize" and ignored:
+                # Its outputs would be wrong without an error, as for a ViT's positions at fewer patches.
+                raise CheckpointError(
+                    f"{path}: OpenVINO ignores {ignored[0]} of Resize, so that it would predict something else. Export "
+                    "the model for one size (--size HxW), or use runtime onnxruntime."
+                )
+        settings = {
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "PERFORMANCE_HINT": "LATENCY",
+            # Its default is bfloat16 on processors that have it.
+            "INFERENCE_PRECISION_HINT": "f32",
+            # Otherwise the processes of a machine would all compute on the same cores.
+            "ENABLE_CPU_PINNING": False,
+        }
+        try:
+            self._model = _in_time(path, lambda: openvino.Core().compile_model(str(path), "CPU", settings))
+        except CheckpointError:
+            raise
+        except Exception as error:  # OpenVINO raises RuntimeError, and TypeError for what it cannot convert
+            version = openvino.__version__.partition("-")[0]
+            raise CheckpointError(
+                f"{path}: OpenVINO {version} cannot read it ({_last_line(error)}). Use runtime onnxruntime, or export "
+                "the model with another opset."
+            ) from error
+        self.inputs = [port.any_name for port in self._model.inputs]
+        self.outputs = [port.any_name for port in self._model.outputs]
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        arrays = {name: value.cpu().numpy() for name, value in _select_inputs(self, inputs).items()}
+        request = self._model.create_infer_request()  # of its own, as several threads may predict
+        try:
+            values = _in_time(self.path, lambda: request.infer(arrays, share_inputs=True).to_tuple())
+        except CheckpointError:
+            request.cancel()
+            raise
+        except Exception as error:  # as above
+            raise _refuse(self.path, inputs, _last_line(error)) from error
+        results = zip(self.outputs, values)
+        return {name: torch.from_numpy(value) for name, value in results if outputs is None or name in outputs}
+
+
 def _in_time(path: str | Path, call: Callable[[], _Result]) -> _Result:
-    """Return what a call of ONNX Runtime does, waiting in Python: nothing, not even ctrl-C, ends the call itself.
+    """Return what a call of a runtime does, waiting in Python: nothing, not even ctrl-C, ends the call itself.
 
     Raises:
         CheckpointError: it takes more than `_MAX_SECONDS`. What the call raises is raised as well.
@@ -159,30 +217,38 @@ def _in_time(path: str | Path, call: Callable[[], _Result]) -> _Result:
     return done.result()
 
 
-def _check_graph(path: str | Path) -> None:
-    """Check that a file's graph runs each of its nodes at most once.
+def read_onnx(path: str | Path) -> Any:
+    """Return an ONNX file as the package onnx reads it; its graph runs each of its nodes at most once.
 
     A small file can otherwise ask for 2^60 iterations, which neither opening nor running it would end.
 
     Raises:
-        CheckpointError: it has loops or functions, or is not an ONNX file.
+        CheckpointError: there is no such file, it has loops or functions, or is not an ONNX file.
     """
+    _require_file(path)
     onnx = import_optional_module("onnx")
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # of protobuf or of files, depending on where it is damaged
         raise CheckpointError(f"{path}: not an ONNX file, or a damaged one ({_first_line(error)}).") from error
-    graphs, repeated = [model.graph], {"functions"} if model.functions else set()
-    while graphs:
-        for node in graphs.pop().node:
-            repeated |= {node.op_type} & _LOOPS
-            for attribute in node.attribute:
-                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
+    repeated = {"functions"} if model.functions else set()
+    repeated |= _LOOPS & {node.op_type for node in _nodes(model)}
     if repeated:
         raise CheckpointError(
             f"{path}: its graph has {', '.join(sorted(repeated))}, which `vitkit export` never writes and which may "
             "never end. Export the model again."
         )
+    return model
+
+
+def _nodes(model: Any) -> Iterator[Any]:
+    """Yield the nodes of an ONNX model's graph, and of the graphs of its branches and loops."""
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            yield node
+            for attribute in node.attribute:
+                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 class ProgramFile:
@@ -215,7 +281,7 @@ class ProgramFile:
             with torch.autocast("cpu", enabled=False):
                 values = self._module(**{name: value.cpu() for name, value in _select_inputs(self, inputs).items()})
         except (RuntimeError, AssertionError) as error:
-            raise _refuse(self.path, inputs, error) from error
+            raise _refuse(self.path, inputs, _first_line(error)) from error
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
 
 
@@ -268,25 +334,54 @@ def beside(path: str | Path, name: Any) -> Path:
     return Path(path).with_name(name)
 
 
-def open_exported(path: str | Path) -> ExportedFile:
+ONNX_FILES: Mapping[Runtime, Callable[[str | Path, Mapping[str, Any]], ExportedFile]] = {
+    "onnxruntime": OnnxFile,
+    "openvino": OpenVinoFile,
+}
+"""What runs an ONNX file -> the class that opens one."""
+
+
+def open_exported(path: str | Path, runtime: Runtime = "onnxruntime") -> ExportedFile:
     """Open an exported file.
 
+    Args:
+        runtime: what runs an ONNX file.
     Raises:
         CheckpointError: the file does not exist, or cannot be read.
-        ConfigError: ONNX Runtime is not installed.
+        ConfigError: the runtime is not installed.
+    """
+    is_onnx = Path(path).suffix == ONNX_SUFFIX
+    return ONNX_FILES[runtime](path, read_onnx_metadata(path)) if is_onnx else ProgramFile(path)
+
+
+def check_runtime(runtime: Runtime, weights: str | Path, device: str | torch.device) -> None:
+    """Check that a runtime can run a model's weights on a device.
+
+    Raises:
+        ConfigError: there is no such runtime, or OpenVINO is to run something else than an ONNX file on the CPU.
+    """
+    if runtime not in RUNTIMES:
+        raise ConfigError(f"got runtime {runtime!r}; expected {' or '.join(RUNTIMES)}.")
+    if runtime == "openvino" and Path(weights).suffix != ONNX_SUFFIX:
+        raise ConfigError(f"{weights}: runtime openvino is for ONNX files. Write one by `vitkit export`.")
+    if runtime == "openvino" and torch.device(device).type != "cpu":
+        raise ConfigError(f"{weights}: runtime openvino computes on the CPU; got device {device}. Set device cpu.")
+
+
+def read_onnx_metadata(path: str | Path) -> dict[str, Any]:
+    """Read the metadata of an exported ONNX file, without running anything in the file.
+
+    Raises:
+        CheckpointError: see `read_onnx`; or the file was not written by `vitkit export`, or is damaged.
     """
     _require_file(path)
-    return OnnxFile(path) if Path(path).suffix == ONNX_SUFFIX else ProgramFile(path)
+    return _read_onnx_metadata(path, os.stat(path).st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _open(path: str | Path, modified: int) -> ExportedFile:
-    """Open a file once for both its metadata and the model that is built from it, unless it was `modified`."""
-    return open_exported(path)
-
-
-def _modification_time(path: str | Path) -> int:
-    return os.stat(path).st_mtime_ns if Path(path).is_file() else 0
+def _read_onnx_metadata(path: str | Path, modified: int) -> dict[str, Any]:
+    """Read a file once for its config, its classes and the model in its place, unless it was `modified`."""
+    return _parse({entry.key: entry.value for entry in read_onnx(path).metadata_props}, path)
 
 
 def _require_file(path: str | Path) -> None:
@@ -343,6 +438,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
+def _last_line(error: Exception) -> str:
+    """Return the reason in an error of OpenVINO, whose lines before it name its source files."""
+    return str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+
+
 def _select_inputs(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the inputs that a file takes.
 
@@ -358,9 +458,9 @@ def _select_inputs(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str
     return {name: inputs[name] for name in file.inputs}
 
 
-def _refuse(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -> DataError:
+def _refuse(path: str | Path, inputs: Mapping[str, Tensor], reason: str) -> DataError:
     shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
-    return DataError(f"{path}: cannot take {shapes} ({_first_line(error)}).")
+    return DataError(f"{path}: cannot take {shapes} ({reason}).")
 
 
 def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -370,7 +470,7 @@ def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
         CheckpointError, ConfigError: see `open_exported`.
     """
     is_program = Path(path).suffix == PROGRAM_SUFFIX
-    metadata = read_program_metadata(path) if is_program else _open(path, _modification_time(path)).metadata
+    metadata = read_program_metadata(path) if is_program else read_onnx_metadata(path)
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
     if isinstance(metadata.get("tokenizer"), dict):
@@ -403,17 +503,18 @@ def read_tokenizer(path: str | Path, entry: Mapping[str, Any]) -> str:
     return json.dumps({"format": VOCABULARY_FORMAT, "kind": "tokenizer", **special})
 
 
-def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
+def open_exported_model(path: str | Path, model: nn.Module, runtime: Runtime = "onnxruntime") -> nn.Module:
     """Open an exported file in place of a model that was built from the same config.
 
+    Args:
+        runtime: see `open_exported`.
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
     """
-    file = _open(path, _modification_time(path))
-    _open.cache_clear()  # otherwise the file would stay in memory as long as the process
+    file = open_exported(path, runtime)
     if "text" in model.takes:
-        return ExportedPromptedModel(file, model)
-    return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
+        return ExportedPromptedModel(file, model, runtime)
+    return ExportedGenerator(file, model, runtime) if "text" in model.returns else ExportedModel(file, model)
 
 
 class ExportedModel(Model):
@@ -435,6 +536,10 @@ class ExportedModel(Model):
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""
         return self.run_file(images, padding_mask)
+
+    def fused_copy(self) -> Model:
+        """Return this model: what the file computes was fused when it was exported."""
+        return self
 
     def run_file(self, images: Tensor, padding_mask: Tensor | None, **others: Tensor) -> dict[str, Any]:
         """Return the outputs of `forward` for images, and for the other inputs of the file by name."""
@@ -514,14 +619,15 @@ class ExportedGenerator(TextGenerator):
     Args:
         encoder: the opened encoder; the file of the decoding step lies beside it.
         model: a model built from the same config, for its vocabulary and decoding settings; its weights do not matter.
+        runtime: what runs the decoding step.
     """
 
-    def __init__(self, encoder: ExportedFile, model: TextGenerator):
+    def __init__(self, encoder: ExportedFile, model: TextGenerator, runtime: Runtime = "onnxruntime"):
         super().__init__(target_vocabulary=model.vocabulary, target_size=model.target_size, decoding=model.decoding)
         self.model = model
         self.takes = model.takes
         self.encoder = encoder
-        self.stepper = open_exported(beside(encoder.path, encoder.metadata.get("step")))
+        self.stepper = open_exported(beside(encoder.path, encoder.metadata.get("step")), runtime)
 
     def start(self, **inputs: Tensor) -> ExportedState:
         """Encode a batch's inputs."""
@@ -550,11 +656,12 @@ class ExportedPromptedModel(ExportedModel):
     Args:
         file: the opened file of the detector; that of the text encoder lies beside it.
         model: a model built from the same config, whose parts are replaced.
+        runtime: what runs the text encoder.
     Raises:
         CheckpointError: the file of the text encoder is missing, or was exported from another model.
     """
 
-    def __init__(self, file: ExportedFile, model: nn.Module):
+    def __init__(self, file: ExportedFile, model: nn.Module, runtime: Runtime = "onnxruntime"):
         super().__init__(file, model)
         path = beside(file.path, file.metadata.get("text"))
         if not path.is_file():
@@ -562,7 +669,7 @@ class ExportedPromptedModel(ExportedModel):
                 f"{file.path}: there is no {path.name} beside it, its text encoder. Copy both files, or export the "
                 "model again."
             )
-        self.text_file = open_exported(path)
+        self.text_file = open_exported(path, runtime)
         if self.text_file.metadata.get("text_id") != file.metadata.get("text_id"):
             raise CheckpointError(
                 f"{path}: was exported from another model than {Path(file.path).name}. Copy both files of one export."

@@ -1,13 +1,16 @@
 """The settings of an export, which `vitkit export --help` lists without importing PyTorch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from vitkit.errors import ConfigError
 
 ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
 FORMATS = {"onnx": ONNX_SUFFIX, "torch": PROGRAM_SUFFIX}
 """Format -> the extension of its files."""
+Runtime = Literal["onnxruntime", "openvino"]
+"""What runs an ONNX file: ONNX Runtime, or OpenVINO."""
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 OPSETS = range(18, 24)
 TOLERANCES = {"fp32": 1e-3, "fp16": 5e-2, "int8": 0.5}
 """Precision -> the largest tolerated difference from the model in float32, relative to the largest absolute value if

@@ -12,12 +12,13 @@ import vitkit.model_zoo as model_zoo
 from vitkit.apps.exported.loading import (
     ExportedGenerator,
     ExportedModel,
+    check_runtime,
     is_exported,
     open_exported_model,
     read_as_checkpoint,
     trust_program,
 )
-from vitkit.apps.exported.settings import PROGRAM_SUFFIX
+from vitkit.apps.exported.settings import PROGRAM_SUFFIX, Runtime
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
@@ -58,6 +59,7 @@ def load(
     things: Sequence[bool] | None = None,
     device: str | torch.device = "cpu",
     precision: Precision = "fp32",
+    runtime: Runtime = "onnxruntime",
     trust: bool = False,
     training_queries: bool = False,
 ) -> Loaded:
@@ -72,6 +74,7 @@ def load(
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast, for models of images; an exported file keeps its own.
+        runtime: what runs an ONNX file; OpenVINO ("openvino") only on the CPU.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
         training_queries: keep the model's queries that exist in training only; they predict nothing.
     Raises:
@@ -81,6 +84,7 @@ def load(
     """
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
     assert weights is not None
+    check_runtime(runtime, weights, device)
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
@@ -112,7 +116,7 @@ def load(
     built = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
     model: Any = built  # or an exported file, in its place
     if is_exported(weights):
-        model, report = open_exported_model(weights, built), LoadReport(str(weights))
+        model, report = open_exported_model(weights, built, runtime), LoadReport(str(weights))
     else:
         report = load_weights(built, weights, classes=classes, spec=spec)
     if "source" in vocabularies:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vitkit.apps.exported.settings import Runtime
 from vitkit.apps.inference import Loaded, Tiling, find_trained, load
 from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.config import Config, load_config, load_saved_config
@@ -121,6 +122,7 @@ def test(
     tiles: int | Tiling | None = None,
     split: Split = "val",
     device: str | None = None,
+    runtime: Runtime = "onnxruntime",
     trust: bool = False,
     **overrides: Any,
 ) -> Evaluation:
@@ -135,6 +137,7 @@ def test(
         out: a file to write the predictions to; None: they are not written.
         tiles: predict images in tiles of this many pixels, see `Tiling`.
         split: "val", "test" or "train".
+        runtime: what runs an ONNX file; OpenVINO ("openvino") only on the CPU.
         device, trust, overrides: see `train`.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
@@ -146,7 +149,7 @@ def test(
     assert weights is not None
     with _process_group(device) as rank_device:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split)
+        result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split, runtime=runtime)
         if out is not None and is_main():
             result.write(out)
     return result

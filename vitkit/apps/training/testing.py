@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from vitkit.apps.exported.loading import is_exported, open_exported_model
+from vitkit.apps.exported.loading import check_runtime, is_exported, open_exported_model
+from vitkit.apps.exported.settings import Runtime
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.inference.writing import weights_checksum
@@ -74,6 +75,7 @@ def evaluate_model(
     tiling: Tiling | None = None,
     split: Split = "val",
     answer_files: AnswerFiles | None = None,
+    runtime: Runtime = "onnxruntime",
 ) -> Evaluation:
     """Build a config's data and model, and predict every sample once. All ranks must call it, in their process group.
 
@@ -87,12 +89,14 @@ def evaluate_model(
             transforms of its own.
         answer_files: where the answers are written as they come, and those of a killed evaluation are read; None: no
             files.
+        runtime: what runs an ONNX file; OpenVINO only on the CPU.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
+    check_runtime(runtime, weights, device)
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
-        return _evaluate_tiles(config, weights, device, tiling, split, answer_files)
+        return _evaluate_tiles(config, weights, device, tiling, split, answer_files, runtime)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
     saved = own_checkpoint(weights)
     dataset = data.evaluated(split, saved)
@@ -101,7 +105,7 @@ def evaluate_model(
     model = build_model_for(config, dataset, vocabularies)
     is_text = "images" not in model.takes
     if is_exported(weights):
-        model, report = open_exported_model(weights, model), LoadReport(str(weights))
+        model, report = open_exported_model(weights, model, runtime), LoadReport(str(weights))
     else:
         with first_rank_first():
             report = load_weights(model, weights, classes=dataset.classes, spec=config["model"])
@@ -156,6 +160,7 @@ def _evaluate_tiles(
     tiling: Tiling,
     split: Split,
     answer_files: AnswerFiles | None,
+    runtime: Runtime,
 ) -> Evaluation:
     """Predict every stored image in tiles, divided among the ranks.
 
@@ -166,9 +171,9 @@ def _evaluate_tiles(
     if not dataset.has_images:
         raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
     precision = _precision(config, device)
-    classes, things = dataset.classes, dataset.things
+    names = dict(classes=dataset.classes, things=dataset.things)
     with first_rank_first():
-        predictor = load(config, weights, classes=classes, things=things, device=device, precision=precision)
+        predictor = load(config, weights, **names, device=device, precision=precision, runtime=runtime)
     if not isinstance(predictor, Predictor):
         raise ConfigError("tiles: expected a model of images; this one reads text.")
     print_line(str(predictor.report))
@@ -192,7 +197,9 @@ def _evaluate_tiles(
     evaluator.gather()
     metrics = evaluator.compute()
     median = statistics.median(seconds[1:] or seconds or [math.nan])
-    return Evaluation(metrics, evaluator, predictor.report, median, "image", _stored_thresholds(weights, classes))
+    return Evaluation(
+        metrics, evaluator, predictor.report, median, "image", _stored_thresholds(weights, dataset.classes)
+    )
 
 
 def _begin_answers(
