@@ -66,7 +66,7 @@ class Options:
     images: Path | None = None
     """A folder of JPEGs for the loader; None: images are generated."""
     models: Sequence[str] = ()
-    """The models of the part "latency"; none: all."""
+    """The models of the part "latency", or "all"; none: six of them."""
     rows: Sequence[str] = ()
     """The rows of each of these models; none: all that can be measured here."""
     batch_sizes: Sequence[int] = (1,)
