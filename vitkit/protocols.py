@@ -6,6 +6,8 @@ base class of vitkit. `isinstance` checks for the runtime-checkable ones, which 
 submodules, which `nn.Module` keeps in tables of its own; see `child`.
 """
 
+import copy
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +17,14 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds
+
+logger = logging.getLogger("vitkit")
 
 
 class Backbone(Protocol):
@@ -139,6 +145,15 @@ class AttentionLayers(NamedTuple):
     """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
 
 
+@runtime_checkable
+class Fuses(Protocol):
+    """A module that takes less time once it no longer learns, see `Model.fuse`."""
+
+    def fused(self) -> nn.Module:
+        """Return a module that computes the same in inference and takes this one's place: another one, or itself, in
+        which parts are replaced. Its remaining parts are asked next."""
+
+
 class Model(nn.Module):
     """Base of the models in MODELS: `model(**batch.inputs)` returns outputs for a criterion, a dict by field name.
 
@@ -198,6 +213,40 @@ class Model(nn.Module):
     """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
 
+    is_fused: bool = False
+    """Whether `fuse` has been called."""
+
+    def fuse(self) -> "Model":
+        """Prepare for inference, in place: fold norms and learned scales into the convolutions before them, and merge
+        branches. Outputs are the same except for rounding, and the model can no longer be trained or saved.
+
+        Modules that do not say how (`Fuses`), such as those of a user's own backbone, are left as they are, and so are
+        those with hooks.
+
+        Raises:
+            ConfigError: the model is in training mode, or fused already.
+        """
+        name = type(self).__name__
+        if self.training:
+            raise ConfigError(f"fuse: {name} is in training mode. Call eval() first.")
+        if self.is_fused:
+            raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
+        with torch.no_grad():
+            _fuse_parts(self)
+        self.is_fused = True
+        backbone = child(self, "backbone")
+        if backbone is not None and not isinstance(backbone, Fuses):
+            norms = sum(isinstance(module, _BatchNorm) for module in backbone.modules())
+            if norms:
+                logger.info("fuse: %s is left as it is, with %d batch norms", type(backbone).__name__, norms)
+        return self
+
+    def fused_copy(self) -> "Model":
+        """Return a copy that is fused, see `fuse`, and shares with this model all tensors that folding does not
+        change."""
+        tensors = (*self.parameters(), *self.buffers())
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in tensors}).fuse()
+
     def after_pretrained(self) -> None:
         """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""
 
@@ -256,6 +305,15 @@ class Model(nn.Module):
             f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
             "Predict without tiles."
         )
+
+
+def _fuse_parts(module: nn.Module) -> None:
+    """Replace the parts of a module that can be fused, from the outside in."""
+    for name, part in list(module.named_children()):
+        if isinstance(part, Fuses) and not (part._forward_hooks or part._forward_pre_hooks):
+            part = part.fused()
+            setattr(module, name, part)
+        _fuse_parts(part)
 
 
 @runtime_checkable

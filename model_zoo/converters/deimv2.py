@@ -264,6 +264,16 @@ def _library_block(name: str, value: Tensor, vit: nn.Module) -> State:
     return {_LIBRARY_BLOCK.get(name) or f"{_LIBRARY_BLOCK.get(head, head)}.{leaf}": value}
 
 
+def _write_input_projections(state: State, model: nn.Module) -> State:
+    """Move the encoder's input projections into the library's backbone, where only the smallest encoder has none."""
+    if child(model.get_submodule("neck"), "encoder") is None:
+        return state
+    return {
+        key.replace("model.encoder.input_proj.", "model.conv_encoder.encoder_input_proj."): value
+        for key, value in state.items()
+    }
+
+
 def _library() -> Iterator[Rule]:
     yield from settings(("model.decoder.",), "encoder_attn")
     yield Custom(_read_encoder_output, _write_encoder_output)
@@ -283,7 +293,9 @@ def _library() -> Iterator[Rule]:
     yield Custom(writing=_write_library_vit)
     yield from (Custom(rule.read) for rule in LIBRARY_DINO)
     yield Custom(_read_library_vit)
-    yield Rename("^model.conv_encoder.encoder_input_proj.", "^neck.input_proj.")
+    yield Custom(writing=_write_input_projections)
+    for theirs in ("model.conv_encoder.encoder_input_proj.{i}.", "model.encoder.input_proj.{i}."):
+        yield from below(theirs, "neck.input_proj.{i}.", pair_with_norm("", ""))
     # The names below are those in files of newer models, see `library_stack`.
     for stack in ("model.encoder.aifi.0.", "model.decoder."):
         layer = f"^{stack}layers.{{i}}."
@@ -291,7 +303,6 @@ def _library() -> Iterator[Rule]:
         yield from (Rename(f"{layer}mlp.layers.{k}.", f"{layer}fc{k + 1}.") for k in (0, 1))
     yield from library_stack("model.encoder.aifi.0.", "neck.encoder.", ENCODER_NORMS, joined=["self_attn"])
     yield Rename("^neck.encoder.layers.0.", "^neck.encoder.")
-    yield from below("model.encoder.input_proj.{i}.", "neck.input_proj.{i}.", pair_with_norm("", ""))
     yield from _neck(
         "model.encoder.", ("conv1.", "conv2."), csp="csp_rep{before}.", conv="csp_rep{before}.conv2.",
         downsample="conv{k}.",

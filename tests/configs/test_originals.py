@@ -15,6 +15,7 @@ import pytest
 
 import vitkit.configs
 from vitkit.config import Config, load_config
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 
 ORIGINALS = json.loads(Path(__file__).with_name("originals.json").read_text(encoding="utf-8"))
 TABLE = Path(vitkit.configs.__path__[0]) / "originals.md"
@@ -82,7 +83,15 @@ def their_ops(ops: list[dict]) -> list[dict]:
     kept = []
     for op in ops:
         name = re.sub("^SanitizeBoundingBox(es)?$", "Sanitize", op["type"])
-        if name not in ("Resize", "ConvertPILImage", "ConvertBoxes", "ConvertBox", "ToImageTensor", "ConvertDtype"):
+        if name not in (
+            "Resize",
+            "Normalize",
+            "ConvertPILImage",
+            "ConvertBoxes",
+            "ConvertBox",
+            "ToImageTensor",
+            "ConvertDtype",
+        ):
             drop = {"probability", "fill_value", "use_cache", "max_cached_images", "random_pop"}
             kept.append({key: value for key, value in op.items() if key not in drop} | dict(type=name))
     return kept
@@ -126,6 +135,39 @@ def widths(config: Config) -> list[int]:
 
 def depth_mult(config: Config) -> float:
     return {1: 0.34, 2: 0.5, 3: 1.0}[config["model"]["neck"]["num_blocks"]]
+
+
+def eval_ops(config: Config) -> list[dict]:
+    """Return the preparation of DEIMv2's images as the original names it; the model normalizes them here."""
+    ops = [dict(type="Resize", size=config["data"]["val"]["transforms"]["size"])]
+    ops.append(dict(type="ConvertPILImage", dtype="float32", scale=True))
+    if "pixel_mean" not in config["model"]["backbone"]:
+        ops.append(dict(type="Normalize", mean=list(IMAGENET_MEAN), std=list(IMAGENET_STD)))
+    return ops
+
+
+def hgnet_name(config: Config) -> str:
+    backbone = config["model"]["backbone"]
+    if "size" in backbone:
+        return backbone["size"].capitalize()
+    return "Pico" if backbone["out_features"] == ["res4"] else backbone["name"].removeprefix("hgnetv2_").upper()
+
+
+def batch_setting(section: str, key: str, default: Any) -> Setting:
+    """Return the setting with the same value in a section of the data, or the one of sizes without the section."""
+    return Setting(f"data.{section}.{key}", lambda c: c["data"].get(section, {key: default})[key])
+
+
+def batch_epochs(section: str) -> Setting:
+    def value(config: Config) -> list[int]:
+        found = config["data"].get(section)
+        return [40000, 15000] if found is None else [found["from_epoch"], found["until_epoch"]]
+
+    return Setting(f"data.{section}", value)
+
+
+def points(config: Config) -> int:
+    return len(config["model"]["head"]["num_points"])
 
 
 RUN = re.compile(
@@ -290,7 +332,7 @@ KEYS: dict[str, Setting | Constant | Difference] = {
         "criterion.class_loss, type",
         lambda c: (
             [{"varifocal": "vfl", "mal": "mal"}[c["criterion"]["class_loss"]], "boxes"]
-            + (["local"] if c["criterion"]["type"] == "DFINECriterion" else [])
+            + (["local"] if c["criterion"]["weights"].get("fgl") else [])
         ),
     ),
     "criterion.alpha": Constant("the class loss's default", (0.75,)),
@@ -302,6 +344,71 @@ KEYS: dict[str, Setting | Constant | Difference] = {
     "criterion.matcher.weight_dict.cost_giou": at("criterion.matcher.cost_giou"),
     "criterion.matcher.alpha": Constant("HungarianMatcher's focal cost", (0.25,)),
     "criterion.matcher.gamma": Constant("HungarianMatcher's focal cost", (2.0,)),
+    "criterion.matcher.change_matcher": Constant("criterion.matcher.late", (True,)),
+    "criterion.matcher.iou_order_alpha": at("criterion.matcher.late.power"),
+    "criterion.matcher.matcher_change_epoch": at("criterion.matcher.late.epoch"),
+    "criterion.use_uni_set": at("criterion.union", ABSENT),
+    "deimv2:criterion.weight_dict.loss_fgl": Setting(
+        "criterion.weights.fgl; 0 without local losses", lambda c: c["criterion"]["weights"]["fgl"] or 0.15
+    ),
+    "deimv2:criterion.weight_dict.loss_ddf": Setting(
+        "criterion.weights.ddf; 0 without local losses", lambda c: c["criterion"]["weights"]["ddf"] or 1.5
+    ),
+    "deimv2:train_dataloader.collate_fn.mixup_prob": batch_setting("mixup", "probability", 0.0),
+    "deimv2:train_dataloader.collate_fn.mixup_epochs": batch_epochs("mixup"),
+    "train_dataloader.collate_fn.copyblend_prob": batch_setting("copy_blend", "probability", 0.0),
+    "train_dataloader.collate_fn.copyblend_epochs": batch_epochs("copy_blend"),
+    "train_dataloader.collate_fn.area_threshold": batch_setting("copy_blend", "min_area", 100),
+    "train_dataloader.collate_fn.num_objects": batch_setting("copy_blend", "num_objects", 3),
+    "train_dataloader.collate_fn.with_expand": Constant("data.copy_blend.margin", (True,)),
+    "train_dataloader.collate_fn.expand_ratios": batch_setting("copy_blend", "margin", [0.1, 0.25]),
+    "deimv2:val_dataloader.dataset.transforms.ops": Setting("data.val.transforms; model.backbone.pixel_mean", eval_ops),
+    "deimv2:eval_spatial_size": at("data.val.transforms.size"),
+    "deimv2:backbone.name": Setting("model.backbone", hgnet_name),
+    "adapter.name": Constant("model.backbone.vit", ("vit_tiny", "vit_tinyplus", "dinov3_vits16", "dinov3_vits16plus")),
+    "adapter.weights_path": Difference("model.backbone.pretrained: where the files are; DINOv3's are known by name"),
+    "adapter.embed_dim": Setting(
+        "model.backbone.vit.d_model, or by the name of DINOv3's", lambda c: c["model"]["backbone"]["vit"].get("d_model")
+    ),
+    "adapter.num_heads": Setting(
+        "model.backbone.vit.num_heads, or by the name of DINOv3's",
+        lambda c: c["model"]["backbone"]["vit"].get("num_heads"),
+    ),
+    "adapter.interaction_indexes": at("model.backbone.blocks"),
+    "adapter.conv_inplane": at("model.backbone.channels"),
+    "adapter.hidden_dim": at("model.backbone.out_channels"),
+    "adapter.finetune": Constant("the transformer is trained", (True, ABSENT)),
+    "deimv2:encoder.in_channels": Setting(
+        "follows from model.backbone",
+        lambda c: (
+            {"Atto": [256], "Femto": [512], "Pico": [512], "B0": [512, 1024]}[hgnet_name(c)]
+            if "vit" not in c["model"]["backbone"]
+            else [c["model"]["backbone"].get("out_channels") or c["model"]["backbone"]["vit"]["d_model"]] * 3
+        ),
+    ),
+    "deimv2:encoder.feat_strides": Setting(
+        "follows from model.backbone",
+        lambda c: [16] if c["model"]["neck"]["type"] == "LiteEncoder" else [8, 16, 32][-points(c) :],
+    ),
+    "deimv2:encoder.use_encoder_idx": Setting("the coarsest map", lambda c: [points(c) - 1]),
+    "deimv2:encoder.nhead": at("model.neck.num_heads", 8),
+    "deimv2:encoder.depth_mult": Setting(
+        "model.neck.num_blocks: three times as many, rounded", lambda c: c["model"]["neck"]["num_blocks"] / 3
+    ),
+    "encoder.version": at("model.neck.block"),
+    "encoder.csp_type": Constant("SplitCSPLayer", ("csp2",)),
+    "encoder.fuse_op": Constant("DEIMv2Encoder", ("sum",)),
+    "deimv2:decoder.feat_channels": Setting(
+        "model.neck.out_channels", lambda c: [c["model"]["neck"]["out_channels"]] * points(c)
+    ),
+    "deimv2:decoder.feat_strides": Setting("follows from model.backbone", lambda c: [8, 16, 32][-points(c) :]),
+    "deimv2:decoder.num_levels": Setting("follows from model.backbone", points),
+    "deimv2:decoder.dim_feedforward": at("model.head.d_ffn"),
+    "decoder.share_bbox_head": at("model.head.shared_box_head"),
+    "decoder.use_gateway": Setting("model.head.gate", lambda c: ABSENT if c["model"]["head"]["gate"] else False),
+    "deimv2:postprocessor.num_top_queries": Setting(
+        "model.num_detections", lambda c: c["model"].get("num_detections", 300)
+    ),
 }
 """Key with the class's name as its part (backbone, encoder, decoder, criterion, postprocessor), of all or after a
 family's name -> what it is here."""
@@ -391,10 +498,10 @@ RF_DETR_KEYS: dict[str, Setting | Constant | Difference] = {
 _KEYPOINTS = re.compile(r".*(keypoint|kp_|grouppose|dual_projector).*")
 
 PARTS = {
-    r"(HGNetv2|PResNet)\.": "backbone.", r"HybridEncoder\.": "encoder.", r"criterion\.": "criterion.",
-    r"(DFINETransformer|RTDETRTransformer(v2)?)\.": "decoder.", r"(DFINE|RTDETR)?PostProcessor\.": "postprocessor.",
-    r"(DFINECriterion|DEIMCriterion|SetCriterion|RTDETRCriterionv2)\.": "criterion.", r"RTDETR\.multi": "model.multi",
-    r"epoches$": "epochs",
+    r"(HGNetv2|PResNet)\.": "backbone.", r"DINOv3STAs\.": "adapter.", r"(Hybrid|Lite)Encoder\.": "encoder.",
+    r"criterion\.": "criterion.", r"((DFINE|DEIM)Transformer|RTDETRTransformer(v2)?)\.": "decoder.",
+    r"(DFINE|RTDETR)?PostProcessor\.": "postprocessor.", r"RTDETR\.multi": "model.multi", r"epoches$": "epochs",
+    r"(DFINECriterion|DEIMCriterion|SetCriterion|RTDETRCriterionv2)\.": "criterion.",
 }  # fmt: skip
 
 
@@ -412,7 +519,21 @@ def entry(family: str, key: str) -> Setting | Constant | Difference | None:
             return None
         return Constant(_UNUSED, (ORIGINALS[family]["keys"][key],)) if _KEYPOINTS.match(key) else RF_DETR_KEYS[key]
     name = part_of(key)
-    return None if RUN.fullmatch(name) else KEYS.get(f"{family}:{name}") or KEYS[name]
+    if RUN.fullmatch(name):
+        return None
+    kin = {"deimv2": ["deimv2", "deim"]}.get(family, [family])
+    return next((KEYS[f"{one}:{name}"] for one in kin if f"{one}:{name}" in KEYS), None) or KEYS[name]
+
+
+_ALTERNATIVES = ("HGNetv2", "DINOv3STAs", "HybridEncoder", "LiteEncoder")
+
+
+def is_used(family: str, key: str, number: int) -> bool:
+    """Whether the config of a family with this number has the class that a key belongs to, where sizes differ in it."""
+    owner = key.partition(".")[0]
+    if family != "deimv2" or owner not in _ALTERNATIVES:
+        return True
+    return owner in [values(family, f"DEIM.{part}")[number] for part in ("backbone", "encoder")]
 
 
 def values(family: str, key: str) -> list[Any]:
@@ -435,14 +556,16 @@ def test_every_key_of_the_originals_is_the_same_here_or_explained(family):
     wrong = []
     for key in ORIGINALS[family]["keys"]:
         known = entry(family, key)
-        for name, theirs in zip(ORIGINALS[family]["names"], values(family, key), strict=True):
+        for number, (name, theirs) in enumerate(zip(ORIGINALS[family]["names"], values(family, key), strict=True)):
+            if not is_used(family, key, number):
+                continue
             if isinstance(known, Constant) and theirs not in known.values:
                 wrong.append(f"{name}: {key}: {theirs!r}, here {known.values!r}")
             if isinstance(known, Setting):
                 adapt = {"optimizer.params": their_rates, "train_dataloader.dataset.transforms.ops": their_ops}
                 theirs = adapt.get(key, lambda value: value)(theirs)
                 ours = known.value(CONFIGS[name])
-                same = ours == theirs or (key == "HybridEncoder.depth_mult" and round(3 * theirs) == round(3 * ours))
+                same = ours == theirs or (key.endswith("Encoder.depth_mult") and round(3 * theirs) == round(3 * ours))
                 same = same or (theirs == ABSENT and ours in (None, False))
                 if not same:
                     wrong.append(f"{name}: {key}: {theirs!r}, here {ours!r}")
@@ -502,9 +625,9 @@ of each original (`tests/training_queries/test_denoising_golden.py`), which are 
 
 What differs beyond these keys:
 
-- **RT-DETR, D-FINE and DEIM on rectangles**: their encoders number positions column by column and tokens row by row,
-  so that on any image that is not a square each token gets another one's position. Here, each has its own; squares
-  are the same.
+- **RT-DETR, D-FINE, DEIM and DEIMv2 on rectangles**: their encoders number positions column by column and tokens row
+  by row, so that on any image that is not a square each token gets another one's position. Here, each has its own;
+  squares are the same.
 - **RF-DETR in padded batches**: the original codes a query's box relative to the padded image before its decoder;
   here, relative to the image itself, so that results do not depend on what else is in the batch. Logits of padded
   images differ by up to 0.66; without padding, as in its own training, they are the same. Its code has taken
@@ -512,7 +635,7 @@ What differs beyond these keys:
 - **RT-DETR's norms within its projections** (`encoder.input_proj`, `decoder.enc_output`) have names without "norm" in
   its first version, so that they decay there; here, no norm does.
 - **RF-DETR's optimizer**: see the head of [rf_detr.py](rf_detr.py).
-- **The average of D-FINE and DEIM** restarts once: see `training` in [parts/realtime.py](parts/realtime.py).
+- **The average of D-FINE, DEIM and DEIMv2** restarts once: see `training` in [parts/realtime.py](parts/realtime.py).
 """
 
 if __name__ == "__main__":

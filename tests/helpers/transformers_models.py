@@ -1,5 +1,6 @@
 """Small models of the transformers library with random weights, for tests."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -72,6 +73,60 @@ def _d_fine(transformers, **options):
     return transformers.DFineForObjectDetection(config)
 
 
+def _deimv2(transformers, backbone, strides=(8, 16, 32), **options):
+    levels = len(strides)
+    config = transformers.Deimv2Config(
+        backbone_config=backbone, **_DETECTOR | dict(num_queries=20), encoder_hidden_dim=32, hidden_expansion=0.5,
+        depth_mult=0.34, decoder_in_channels=[32] * levels, feat_strides=list(strides),
+        encode_proj_layers=[levels - 1], num_feature_levels=levels,
+        **dict(encoder_in_channels=[32] * levels, decoder_n_points=[3, 6, 3][-levels:]) | options,
+    )  # fmt: skip
+    return transformers.Deimv2ForObjectDetection(config)
+
+
+def _deimv2_atto(transformers):
+    backbone = transformers.HGNetV2Config(
+        stem_channels=[3, 16, 16], stage_in_channels=[16, 64, 256], stage_mid_channels=[16, 32, 64],
+        stage_out_channels=[64, 256, 256], hidden_sizes=[64, 256, 256], stage_num_blocks=[1, 1, 1], depths=[1, 1, 1],
+        stage_numb_of_layers=[3, 3, 3], stage_downsample=[False, True, True], stage_light_block=[False, False, True],
+        stage_kernel_size=[3, 3, 3], use_learnable_affine_block=True, out_features=["stage3"],
+    )  # fmt: skip
+    return _deimv2(
+        transformers, backbone, (16, 32), encoder_type="lite", encoder_in_channels=[256], use_gateway=False,
+        share_bbox_head=True, decoder_n_points=[4, 2], decoder_activation_function="silu",
+    )  # fmt: skip
+
+
+def _deimv2_vit(transformers, vit, **options):
+    backbone = transformers.DINOv3ViTConfig(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64,
+        out_features=["stage1", "stage2", "stage4"], **vit,
+    )  # fmt: skip
+    return _deimv2(transformers, backbone, encoder_has_trailing_conv=False, **options)
+
+
+def _as_published(model):
+    """Turn the library's DEIMv2, whose layers before the selection are the identity, into the paper's: without these,
+    positions of queries once, one activation in all heads, and no norm of the last map if there is none of the others.
+    """
+    model = copy.deepcopy(model)
+    model.model.enc_output = nn.Identity()
+    for key, module in model.named_modules():
+        if type(module).__name__ == "Deimv2MLP" and not key.startswith("model.encoder."):
+            module.act = nn.SiLU() if model.config.decoder_activation_function == "silu" else nn.ReLU()
+    positions: list[Tensor] = []
+
+    def embed_once(embed: nn.Module, boxes: tuple[Tensor], output: Tensor) -> Tensor:
+        positions.append(output)
+        return positions[0]
+
+    model.model.decoder.query_pos_head.register_forward_hook(embed_once)
+    backbone = model.config.backbone_config
+    if backbone.model_type == "dinov3_vit" and not backbone.apply_layernorm:
+        model.model.conv_encoder.backbone.norm = nn.Identity()
+    return model
+
+
 def _rf_detr(transformers, name="RfDetrForObjectDetection", blocks=4, **options):
     backbone = transformers.RfDetrDinov2Config(
         hidden_size=32, num_attention_heads=2, num_hidden_layers=blocks, image_size=64, patch_size=16,
@@ -126,6 +181,16 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "rt_detr_v2_discrete": lambda t: _rt_detr(t, "V2", decoder_method="discrete", num_denoising=0),
     "d_fine": _d_fine,
     "d_fine_unfrozen": lambda t: _d_fine(t, freeze_backbone_batch_norms=False, decoder_n_points=3, num_denoising=0),
+    "deimv2_atto": _deimv2_atto,
+    "deimv2_n": lambda t: _deimv2(t, _d_fine(t).config.backbone_config, (16, 32), freeze_backbone_batch_norms=False),
+    "deimv2_tiny": lambda t: _deimv2_vit(
+        t, dict(apply_layernorm=False, key_bias=True, layer_norm_eps=1e-6, pos_embed_rescale=None), num_denoising=0
+    ),
+    "deimv2_dinov3": lambda t: _deimv2_vit(
+        t,
+        dict(use_gated_mlp=True, hidden_act="silu", num_register_tokens=4, layerscale_value=0.1),
+        decoder_activation_function="silu",
+    ),
     "rf_detr": _rf_detr,
     "rf_detr_masks": lambda t: _rf_detr(t, "RfDetrForInstanceSegmentation"),
     "rf_detr_ungrouped": lambda t: _rf_detr(t, group_detr=1, c2f_num_blocks=1),
@@ -161,17 +226,34 @@ def build_theirs(transformers, name: str, *, num_labels: int = 3) -> nn.Module:
         model = type(model)(config)
     model.eval()
     for key, parameter in model.named_parameters():
-        if name.startswith("d_fine") and parameter.dim() > 1:
+        if name.startswith(("d_fine", "deimv2")) and parameter.dim() > 1:
             nn.init.kaiming_normal_(parameter, nonlinearity="linear")  # smaller ones leave maps nearly constant
         elif "embed_positions" not in key and not key.endswith(("reg_scale", ".up")):
             is_scale = ("norm" in key.lower() and "weight" in key) or key.endswith("lab.scale")
             nn.init.normal_(parameter, mean=float(is_scale), std=0.1)
+    if name.startswith("deimv2"):
+        _make_loadable(model)
     for key, buffer in model.named_buffers():
         if key.endswith("running_var"):
             buffer.uniform_(0.5, 1.5)
         elif key.endswith("running_mean"):
             buffer.normal_(std=0.1)
     return model
+
+
+@torch.no_grad()
+def _make_loadable(model: nn.Module) -> None:
+    """Set what the library's DEIMv2 has besides the paper's to what it is in converted files."""
+    linear, norm = model.model.enc_output
+    nn.init.eye_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    nn.init.ones_(norm.weight)
+    nn.init.zeros_(norm.bias)
+    backbone = model.config.backbone_config
+    if backbone.model_type == "dinov3_vit" and not backbone.apply_layernorm:
+        for key, parameter in model.named_parameters():
+            if key.endswith("lambda1"):
+                nn.init.ones_(parameter)
 
 
 @torch.no_grad()
@@ -208,13 +290,17 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
         images = images[..., : theirs.config.image_size, : theirs.config.image_size]
     if kind == "rf_detr":  # the library confuses height and width
         images = images[..., :64, :64]
-    is_real_time = kind.startswith(("rt_detr", "d_fine"))
+    is_real_time = kind.startswith(("rt_detr", "d_fine", "deimv2"))
+    if kind == "deimv2":
+        theirs = _as_published(theirs)
     if (
         is_real_time or kind == "rf_detr"
     ):  # rounding would change the order of locations whose scores are nearly the same
         theirs, ours, images = theirs.double(), ours.double(), images.double()
     expected = theirs(images)
-    if is_real_time:  # these have pixels without statistics, and vitkit's models are given normalized ones
+    if (
+        is_real_time and theirs.config.backbone_config.model_type != "dinov3_vit"
+    ):  # these have pixels without statistics, and vitkit's models are given normalized ones
         mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
         images = (images - mean) / std
     outputs = ours(images)

@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from helpers.toy_training import Batches, run
 from torch import nn
 
 from vitkit.engine.build import build_model
+from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.step import set_epoch
 from vitkit.errors import DataError
+from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.registry import CRITERIA
+from vitkit.structures import Batch
 
 VIT = dict(type="ViT", d_model=32, depth=3, num_heads=2, positions="rotary")
 HEAD = dict(type="DEIMv2Head", d_model=32, num_heads=4, d_ffn=48, num_decoder_layers=2, reg_max=16)
@@ -64,6 +68,41 @@ def test_learns_two_images_in_both_phases_of_the_matcher(kind):
     expected = {"enc_l1", "dn_aux1_giou", *(() if kind == "lite" else ("aux1_ddf", "dn_fgl"))}
     assert expected <= losses.keys() and ("fgl" in losses) == (kind != "lite")
     assert sums[-1] < 0.8 * sums[0]
+
+
+class TwoImages(Batches):
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        yield Batch({"images": torch.zeros(2, 3, 64, 64)}, TARGETS)
+
+
+def test_trainer_changes_the_matcher_at_its_epoch_and_after_resuming(tmp_path, monkeypatch):
+    costs, epochs = HungarianMatcher.costs, {False: set(), True: set()}
+
+    def spy(self, *args):
+        cost, terms = costs(self, *args)
+        epochs["iou" in terms].add(self.epoch)
+        return cost, terms
+
+    monkeypatch.setattr(HungarianMatcher, "costs", spy)
+
+    def train(num_epochs, resume=None):
+        parts = dict(model=build("vit"), criterion=criterion("vit"), loader=TwoImages())
+        run(
+            tmp_path / "run",
+            epochs=num_epochs,
+            resume=resume,
+            batches_per_epoch=1,
+            schedule=dict(warmup_steps=0),
+            **parts,
+        )
+
+    train(1)
+    assert epochs == {False: {0}, True: set()}
+    train(3, tmp_path / "run" / LAST_NAME)
+    assert epochs == {False: {0}, True: {1, 2}}
 
 
 @pytest.mark.parametrize("kind", SPECS)

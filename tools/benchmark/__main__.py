@@ -11,6 +11,8 @@ Examples:
     vitkit benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
     vitkit benchmark detr --device cuda --precision bf16
     vitkit benchmark detr --threads 1 --processor-time                 # on a busy machine
+    vitkit benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --json latency.json
+    vitkit benchmark latency --models D-FINE-N --rows onnxruntime openvino --onnx YOLO11n:39.5=yolo11n.onnx
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import platform
@@ -29,10 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError, error_line
-from vitkit.tools.common import check_out, positive
+from vitkit.text_format import pluralize
+from vitkit.tools.common import check_out, one_of, positive
 
 if TYPE_CHECKING:
-    from vitkit.tools.benchmark.timing import Row
+    from vitkit.tools.benchmark.timing import OnnxFromOutside, Row
 
 PARTS = {
     "detr": "models",
@@ -60,6 +64,11 @@ PARTS = {
     "waiting": "waiting",
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
+ROWS = (
+    *("vitkit", "vitkit-compiled", "onnxruntime", "int8", "openvino"),
+    *("transformers", "transformers-compiled", "official"),
+)
+"""The rows of a model in the part "latency"; those with files only on a CPU."""
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,12 +77,15 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="file to which the table is also written")
     text = "number of rounds, whose medians are in the table (default: 9)"
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
-    text = "number of PyTorch's CPU threads (default: PyTorch's own)"
-    parser.add_argument("--threads", type=positive, metavar="N", help=text)
+    text = "number of PyTorch's CPU threads; with several, all is measured with each (default: PyTorch's own)"
+    parser.add_argument("--threads", type=positive, nargs="+", metavar="N", help=text)
     text = "device of all parts except those that load images (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of all but ONNX files (default: fp32)"
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="fp32",
+        help="precision of all but ONNX files (default: fp32)",
     )
     parser.add_argument("--no-memory", action="store_true", help="measure only time")
     parser.add_argument(
@@ -82,47 +94,98 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="folder of JPEGs to read (default: synthetic ones of 640x480)"
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the rows are also written, as JSON")
+    latency = parser.add_argument_group("options of the part latency")
+    text = "real-time models to measure, or all (default: six of them, as each takes minutes)"
+    latency.add_argument("--models", type=one_of(models_of_latency), nargs="+", default=[], metavar="MODEL", help=text)
+    text = f"how each of them is run, {', '.join(ROWS)} (default: all that can be measured here)"
+    latency.add_argument("--rows", choices=ROWS, nargs="+", default=[], metavar="ROW", help=text)
+    latency.add_argument(
+        "--batch", type=positive, nargs="+", default=[1], metavar="N", help="images at once (default: 1)"
+    )
+    text = "ONNX files from outside, which take images, with their published COCO AP"
+    latency.add_argument("--onnx", type=outside_file, nargs="+", default=[], metavar="NAME[:AP]=FILE", help=text)
+    latency.add_argument("--plot", type=Path, metavar="PNG", help="figure to draw: published AP against milliseconds")
     args = parser.parse_args(argv)
     import torch
 
-    args.threads = args.threads or torch.get_num_threads()
+    args.threads = args.threads or [torch.get_num_threads()]
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
+    of_latency = {f"--{name}": getattr(args, name) for name in ("models", "rows", "onnx", "plot")}
+    if args.parts and "latency" not in args.parts and (given := [name for name, value in of_latency.items() if value]):
+        parser.error(f"{given[0]}: is for the part latency; expected it among {' '.join(args.parts)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no GPU")
     return args
 
 
+def models_of_latency() -> Sequence[str]:
+    from vitkit.tools.benchmark.latency import MODELS
+
+    return ("all", *MODELS)
+
+
+def outside_file(text: str) -> OnnxFromOutside:
+    """Parse NAME=FILE or NAME:AP=FILE, "YOLO11n:39.5=yolo11n.onnx"."""
+    from vitkit.tools.benchmark.timing import OnnxFromOutside
+
+    label, _, path = text.partition("=")
+    name, _, ap = label.partition(":")
+    if not (name and path):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=FILE or NAME:AP=FILE, such as YOLO11n:39.5=a.onnx")
+    try:
+        published = float(ap) if ap else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: AP is {ap!r}; expected a number in percent") from None
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r}: no file '{path}'")
+    return OnnxFromOutside(name, published, Path(path))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     try:
-        check_out("--out", args.out)
+        for option in ("out", "json", "plot"):
+            check_out(f"--{option}", getattr(args, option))
     except VitkitError as error:
         sys.exit(error_line(error))
     rows: list[Row] = []
-    print(f"{describe_machine(args)}\n", flush=True)
+    machine, header = describe_machine(args), None
+    print(f"{machine}\n", flush=True)
     for part in [part for part in PARTS if part in args.parts or not args.parts]:
-        print(f"measuring {part} ...", file=sys.stderr, flush=True)
-        try:
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                part_rows = process.submit(measure, part, args).result()
-        except VitkitError as error:
-            sys.exit(error_line(error))
-        header, ruler, *lines = markdown_table(part_rows).splitlines()
-        print(*(lines if rows else (header, ruler, *lines)), sep="\n", flush=True)
-        rows += part_rows
-        if args.out:
-            args.out.write_text(f"{describe_machine(args)}\n\n{markdown_table(rows)}\n", encoding="utf-8")
+        for threads in args.threads:
+            setting = f"{pluralize(threads, 'threads')}" if len(args.threads) > 1 else ""
+            print(f"measuring {part}{setting and ', '}{setting} ...", file=sys.stderr, flush=True)
+            try:
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                    part_rows = process.submit(measure, part, args, threads).result()
+            except VitkitError as error:
+                sys.exit(error_line(error))
+            part_rows = [row._replace(setting=", ".join(filter(None, (row.setting, setting)))) for row in part_rows]
+            rows += part_rows
+            *columns, lines = markdown_table(part_rows).split("\n", 2)
+            print(*(columns if columns != header else ()), lines, sep="\n", flush=True)
+            header = columns
+            if args.out:
+                args.out.write_text(f"{machine}\n\n{markdown_table(rows)}\n", encoding="utf-8")
+            if args.json:
+                report = {"machine": machine, "rows": [row._asdict() for row in rows]}
+                args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        from vitkit.tools.benchmark.latency_plot import plot_latencies
+
+        plot_latencies(rows, args.plot, title=machine)
 
 
-def measure(part: str, args: argparse.Namespace) -> list[Row]:
+def measure(part: str, args: argparse.Namespace, threads: int) -> list[Row]:
     """Measure one part in this process; return its rows."""
     import torch
 
     from vitkit.tools.benchmark.timing import Options
 
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(threads)
     options = Options(
         repeats=args.repeats,
         device=args.device,
@@ -130,6 +193,10 @@ def measure(part: str, args: argparse.Namespace) -> list[Row]:
         memory=not args.no_memory,
         clock=time.process_time if args.processor_time else time.perf_counter,
         images=args.images,
+        models=args.models,
+        rows=args.rows,
+        batch_sizes=args.batch,
+        onnx=args.onnx,
     )
     return importlib.import_module(f"vitkit.tools.benchmark.{PARTS[part]}").measure(part, options)
 
@@ -140,11 +207,12 @@ def describe_machine(args: argparse.Namespace) -> str:
 
     from vitkit.devices import processor_name
 
-    hardware = f"{processor_name()}, {os.cpu_count()} cores, {args.threads} threads"
+    threads = " and ".join(map(str, args.threads))
+    hardware = f"{processor_name()}, {os.cpu_count()} cores, {threads} threads"
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
     versions = [f"Python {platform.python_version()}"]
-    for package in ("vitkit", "torch", "torchvision", "transformers", "rfdetr"):
+    for package in ("vitkit", "torch", "torchvision", "transformers", "rfdetr", "onnxruntime", "openvino"):
         try:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
@@ -154,16 +222,30 @@ def describe_machine(args: argparse.Namespace) -> str:
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """Format the rows as a table in Markdown."""
-    lines = ["| | | time | ratio | peak memory | ratio |", "|---|---|---:|---:|---:|---:|"]
+    """Format the rows as a table in Markdown; those of the part "latency" have a column of published AP instead of
+    memory."""
+    has_ap = any(row.published_ap is not None for row in rows)
+    has_memory = not has_ap or any(row.peak_mib is not None for row in rows)
+    ap, memory = [" COCO AP |", "---:|"] if has_ap else ["", ""], [" peak memory | ratio |", "---:|---:|"]
+    memory = memory if has_memory else ["", ""]
+    ratio = "of transformers' fastest" if has_ap and not has_memory else "ratio"
+    lines = [f"| | |{ap[0]} time | {ratio} |{memory[0]}", f"|---|---|{ap[1]}---:|---:|{memory[1]}"]
     previous = None
     for row in rows:
-        memory = "" if row.peak_mib is None else f"{row.peak_mib:.0f} MiB"
-        memory_ratio = "" if row.peak_ratio is None else f"{row.peak_ratio:.2f}"
-        group = "" if row.what == previous else row.what
-        ratio = f"{row.ratio:.2f}" if row.ratio >= 0.1 else f"{row.ratio:.3f}"
-        lines.append(f"| {group} | {row.name} | {1000 * row.seconds:.4g} ms | {ratio} | {memory} | {memory_ratio} |")
-        previous = row.what
+        what = ", ".join(filter(None, (row.what, row.setting)))
+        cells = ["" if what == previous else what, row.name]
+        if has_ap:
+            cells.append("" if row.published_ap is None else f"{row.published_ap:g}")
+        if row.seconds is None:
+            cells += [f"cannot run: {row.note}".replace("|", "/"), ""]
+        else:
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f}" if row.ratio >= 0.1 else f"{row.ratio:.3f}"
+            cells += [f"{1000 * row.seconds:.4g} ms", ratio]
+        if has_memory:
+            cells.append("" if row.peak_mib is None else f"{row.peak_mib:.0f} MiB")
+            cells.append("" if row.peak_ratio is None else f"{row.peak_ratio:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+        previous = what
     return "\n".join(lines)
 
 

@@ -28,9 +28,14 @@ MEASURED = (
     "deformable", "detr", "deformable_detr", "dino", "mask2former",
     "rtdetr", "dfine", "rf_detr", "grounding_dino", "backbones", "decoding", "waiting",
 )  # fmt: skip
+LATENCY = {
+    f"latency_{precision}_batch{batch}": (precision, str(batch)) for precision in ("fp16", "bf16") for batch in (1, 32)
+}
+"""Part -> precision and batch of the real-time models, vitkit's and transformers', both compiled as CUDA graphs."""
+REALTIME = ("D-FINE-N", "D-FINE-S", "RT-DETR-R18", "RF-DETR-N")
 TRAININGS = {"bccd": "bccd/deformable_detr", "camvid": "camvid/mask2former"}
 """Name of the part and of its dataset -> config. Expected: bbox/AP 0.525 and mIoU 0.618, less 0.03 at most."""
-PARTS = ("tests", "golden", "golden_bf16", *MEASURED, *TRAININGS)
+PARTS = ("tests", "golden", "golden_bf16", *MEASURED, *LATENCY, *TRAININGS)
 
 
 def command(part: str, out: Path, data: Path) -> tuple[list[str], dict[str, str]]:
@@ -44,6 +49,12 @@ def command(part: str, out: Path, data: Path) -> tuple[list[str], dict[str, str]
         return [*GOLDEN, "golden and outputs and not gradients"], variables
     if part in MEASURED:
         return ["vitkit.tools.benchmark", part, "--device", "cuda", "--precision", "bf16"], {}
+    if part in LATENCY:
+        precision, batch = LATENCY[part]
+        files = [f"--{name}={out.resolve() / part}.{suffix}" for name, suffix in (("json", "json"), ("plot", "png"))]
+        chosen = ["--rows", "vitkit-compiled", "transformers-compiled", "--models", *REALTIME, "--batch", batch]
+        settings = ["--device", "cuda", "--precision", precision, *chosen, *files]
+        return ["vitkit.tools.benchmark", "latency", *settings], {}
     run = (out / part).resolve()
     if (run / LAST_NAME).exists():
         return ["vitkit.tools.train", "--resume", str(run)], {}

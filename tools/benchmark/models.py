@@ -18,6 +18,7 @@ from vitkit.configs import deformable_detr, detr_r50, dino, eomt, mask2former, m
 from vitkit.configs.pretrain import mae
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
+from vitkit.protocols import Model
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
@@ -107,6 +108,8 @@ def step(family: Family, name: str, case: Case, options: Options) -> Call:
             contestant.predict()
 
     if not case.training:
+        if isinstance(model, Model):
+            model.fuse()
         return infer
     optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4))
 

@@ -5,12 +5,14 @@ import multiprocessing
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+
+from vitkit.devices import autocast
 
 Call = Callable[[], object]
 Builder = Callable[[], Call]
@@ -24,13 +26,29 @@ class Row(NamedTuple):
 
     what: str
     name: str
-    seconds: float
-    """The median time over the rounds."""
-    ratio: float
-    """The median over the rounds of the ratio of the time to that of the first row in the same round."""
+    seconds: float | None
+    """The median time over the rounds; None if it cannot run, see `note`."""
+    ratio: float | None
+    """The median over the rounds of the ratio of the time to that of the reference in the same round, which is the
+    first row, or in the part "latency" transformers' fastest; None without one."""
     peak_mib: float | None = None
     """The growth of the process's memory during the first two calls, in MiB; None if not measured."""
     peak_ratio: float | None = None
+    published_ap: float | None = None
+    """The published COCO AP of a detector, in percent."""
+    setting: str = ""
+    """What differs between the rows of a run, such as "2 threads"."""
+    note: str = ""
+    """Why it cannot run."""
+
+
+class OnnxFromOutside(NamedTuple):
+    """An ONNX file that vitkit has not written."""
+
+    name: str
+    ap: float | None
+    """The published COCO AP, in percent."""
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -40,17 +58,25 @@ class Options:
     repeats: int = 9
     """The number of rounds, after a warm-up round."""
     device: str = "cpu"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     memory: bool = True
     """Whether peak memory is also measured."""
     clock: Callable[[], float] = time.perf_counter
     """The clock; `time.process_time` counts only the time that the process computes, not the time that it waits."""
     images: Path | None = None
     """A folder of JPEGs for the loader; None: images are generated."""
+    models: Sequence[str] = ()
+    """The models of the part "latency", or "all"; none: six of them."""
+    rows: Sequence[str] = ()
+    """The rows of each of these models; none: all that can be measured here."""
+    batch_sizes: Sequence[int] = (1,)
+    """The numbers of images that the part "latency" runs at once."""
+    onnx: Sequence[OnnxFromOutside] = ()
+    """Files that the part "latency" measures as well."""
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context of `precision` on `device`."""
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16")
+        return autocast(torch.device(self.device), self.precision)
 
 
 def compare(what: str, builders: Mapping[str, Builder], options: Options, *, memory: bool = True) -> list[Row]:
@@ -60,12 +86,7 @@ def compare(what: str, builders: Mapping[str, Builder], options: Options, *, mem
         builders: name -> a picklable function that makes the call to measure, such as a partial of a module's function.
         memory: whether the peak memory is meaningful for these calls.
     """
-    calls = {name: build() for name, build in builders.items()}
-    rounds = []
-    for _ in range(options.repeats + 1):
-        rounds.append({name: _seconds(call, options) for name, call in calls.items()})
-    del calls  # their models
-    times = {name: [seconds[name] for seconds in rounds[1:]] for name in builders}
+    times = time_in_turn({name: build() for name, build in builders.items()}, options)
     reference = next(iter(times.values()))
     rows = []
     for name, seconds in times.items():
@@ -74,6 +95,14 @@ def compare(what: str, builders: Mapping[str, Builder], options: Options, *, mem
         peak_ratio = peak and peak / (rows[0].peak_mib if rows else peak)
         rows.append(Row(what, name, statistics.median(seconds), ratio, peak, peak_ratio))
     return rows
+
+
+def time_in_turn(calls: Mapping[str, Call], options: Options) -> dict[str, list[float]]:
+    """Return the seconds of each call in each round, after a warm-up round."""
+    rounds = []
+    for _ in range(options.repeats + 1):
+        rounds.append({name: _seconds(call, options) for name, call in calls.items()})
+    return {name: [seconds[name] for seconds in rounds[1:]] for name in calls}
 
 
 def _seconds(call: Call, options: Options) -> float:

@@ -8,6 +8,7 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
+from vitkit.nn.fusion import fuse_pair
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES
@@ -73,6 +74,14 @@ class RelationBlock(nn.Module):
         out = self.drop_path(self.bn3(self.conv3(out)))
         out = out + (x if self.downsample is None else self.downsample(x))
         return F.relu_(out)
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`."""
+        fuse_pair(self, "conv1", "bn1")
+        fuse_pair(self, "conv3", "bn3")
+        if self.downsample is not None:
+            fuse_pair(self.downsample, "0", "1")
+        return self
 
 
 @BACKBONES.register
@@ -152,6 +161,11 @@ class LRNet(BackboneBase):
             if name in self.feature_info:
                 features[name] = x
         return self.fc(x.mean((2, 3))) if self.is_classifier else features
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`; this is the stem."""
+        fuse_pair(self.stem, "0", "1")
+        return self
 
 
 def _init_weights(module: nn.Module) -> None:

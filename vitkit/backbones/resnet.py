@@ -11,6 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.kernels.layout import convolution_layout
+from vitkit.nn.fusion import RELU, fuse_pair
 from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
@@ -30,6 +31,30 @@ def relu(x: Tensor, padding: Tensor | None) -> Tensor:
     return without_padding(x, padding).relu_()
 
 
+def conv_norm_relu(
+    x: Tensor,
+    conv: nn.Conv2d,
+    norm: nn.Module,
+    padding: Tensor | None,
+    *,
+    residual: Tensor | None = None,
+    drop_path: nn.Module | None = None,
+) -> Tensor:
+    """Apply a convolution, a norm and ReLU, and set padding to zero.
+
+    Args:
+        residual: added before ReLU.
+        drop_path: for the rest of a block with a residual.
+    """
+    if isinstance(norm, nn.Identity):  # in a fused model the convolution has all of it
+        return without_padding(conv(x, residual=residual), padding)
+    x = conv_norm(x, conv, norm)
+    if residual is not None:
+        x = x if drop_path is None else drop_path(x)
+        x += residual
+    return relu(x, padding)
+
+
 def subsample(padding: Tensor | None, stride: int) -> Tensor | None:
     """Return the padding of a map after a layer of `stride`: location i was i * stride before."""
     return None if padding is None else padding[..., ::stride, ::stride]
@@ -45,6 +70,16 @@ def shortcut(x: Tensor, downsample: nn.Sequential | None, padding: Tensor | None
     return conv_norm(x, conv, norm)
 
 
+def fuse_block(block: nn.Module, num_convolutions: int) -> nn.Module:
+    """Fold the norms of a block, numbered from 1, and of its shortcut into the convolutions before them."""
+    for i in range(1, num_convolutions + 1):
+        fuse_pair(block, f"conv{i}", f"bn{i}", RELU)
+    if block.downsample is not None:
+        last = len(block.downsample) - 1
+        fuse_pair(block.downsample, f"{last - 1}", f"{last}")
+    return block
+
+
 class BasicBlock(tv.BasicBlock):
     """torchvision's block with `conv_norm`, padding and `drop_path`, which the network sets."""
 
@@ -53,10 +88,13 @@ class BasicBlock(tv.BasicBlock):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride); `padding` is (B, 1, H, W) bool."""
         input_padding, padding = padding, subsample(padding, self.stride)
-        out = relu(conv_norm(x, self.conv1, self.bn1), padding)
-        out = self.drop_path(conv_norm(out, self.conv2, self.bn2))
-        out += shortcut(x, self.downsample, input_padding)
-        return relu(out, padding)
+        out = conv_norm_relu(x, self.conv1, self.bn1, padding)
+        residual = shortcut(x, self.downsample, input_padding)
+        return conv_norm_relu(out, self.conv2, self.bn2, padding, residual=residual, drop_path=self.drop_path)
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`."""
+        return fuse_block(self, 2)
 
 
 class Bottleneck(tv.Bottleneck):
@@ -71,12 +109,15 @@ class Bottleneck(tv.Bottleneck):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride); `padding` is (B, 1, H, W) bool."""
         input_padding, padding = padding, subsample(padding, self.conv1.stride[0])
-        out = relu(conv_norm(x, self.conv1, self.bn1), padding)
+        out = conv_norm_relu(x, self.conv1, self.bn1, padding)
         padding = subsample(padding, self.conv2.stride[0])
-        out = relu(conv_norm(out, self.conv2, self.bn2), padding)
-        out = self.drop_path(conv_norm(out, self.conv3, self.bn3))
-        out += shortcut(x, self.downsample, input_padding)
-        return relu(out, padding)
+        out = conv_norm_relu(out, self.conv2, self.bn2, padding)
+        residual = shortcut(x, self.downsample, input_padding)
+        return conv_norm_relu(out, self.conv3, self.bn3, padding, residual=residual, drop_path=self.drop_path)
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`."""
+        return fuse_block(self, 3)
 
 
 _BLOCKS = {
@@ -187,7 +228,12 @@ class ResNet(BackboneBase, tv.ResNet):
 
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
         """(B, C, H, W) -> (B, base_channels, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
-        return relu(conv_norm(images, self.conv1, self.bn1), padding)
+        return conv_norm_relu(images, self.conv1, self.bn1, padding)
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`; this is the stem."""
+        fuse_pair(self, "conv1", "bn1", RELU)
+        return self
 
     def stages(self) -> list[list[nn.Module]]:
         """Return the stem, then each stage."""

@@ -5,9 +5,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.resnet import ResNet, relu
+from vitkit.backbones.resnet import ResNet, conv_norm_relu
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import conv_norm
+from vitkit.nn.fusion import RELU, fuse_pair
 from vitkit.registry import BACKBONES
 
 _WEIGHTS = "https://github.com/lyuwenyu/storage/releases/download/v0.1/ResNet{}_pretrained_from_paddle.pth"
@@ -76,9 +76,15 @@ class ResNetVD(ResNet):
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
         """(B, C, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
         conv1, norm1, _, conv2, norm2, _, conv3 = self.conv1
-        x = relu(conv_norm(images, conv1, norm1), padding)
-        x = relu(conv_norm(x, conv2, norm2), padding)
-        return relu(conv_norm(x, conv3, self.bn1), padding)
+        x = conv_norm_relu(images, conv1, norm1, padding)
+        x = conv_norm_relu(x, conv2, norm2, padding)
+        return conv_norm_relu(x, conv3, self.bn1, padding)
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`; this is the stem."""
+        for conv, norm in (("conv1.0", "conv1.1"), ("conv1.3", "conv1.4"), ("conv1.6", "bn1")):
+            fuse_pair(self, conv, norm, RELU)
+        return self
 
     def _published_url(self) -> str:
         return _WEIGHTS.format(_WEIGHT_NAMES[self.depth])

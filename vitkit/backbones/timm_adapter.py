@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.backbones.base import BackboneBase
+from vitkit.backbones.timm_fusion import fuse_timm
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, pad_to_multiple
@@ -213,6 +214,11 @@ class TimmBackbone(BackboneBase):
             ) from error
         finally:
             self._is_running = False
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`."""
+        fuse_timm(self.net)
+        return self
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return timm's coarse parameter groups, without the parts that are not kept."""

@@ -15,6 +15,7 @@ from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
+from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
@@ -162,7 +163,7 @@ def map_projection(in_channels: int, d_model: int) -> nn.Module:
     """Return a projection of a map; it stays as it is if it has that number of channels."""
     if in_channels == d_model:
         return nn.Identity()
-    projection = nn.Sequential(nn.Conv2d(in_channels, d_model, 1, bias=False), nn.BatchNorm2d(d_model))
+    projection = ConvNorm(in_channels, d_model, 1, silu=False)
     nn.init.xavier_uniform_(projection[0].weight)
     return projection
 

@@ -17,6 +17,7 @@ from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
+from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -59,8 +60,7 @@ class RTDETRHead(QueryHead):
         self.d_model, self.num_queries = d_model, num_queries
         layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
         self.input_proj = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(info.channels, d_model, 1, bias=False), nn.BatchNorm2d(d_model))
-            for info in feature_info.values()
+            ConvNorm(info.channels, d_model, 1, silu=False) for info in feature_info.values()
         )
         self.proposals = LocationSelection("RT-DETR", d_model, num_classes)
         layers = [DeformableDecoderLayer(d_model, len(feature_info), **layer) for _ in range(num_decoder_layers)]

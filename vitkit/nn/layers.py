@@ -162,6 +162,8 @@ class LayerScale(nn.Module):
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
     """Return `norm(conv(x))`; except on CUDA, a norm that is a fixed scale and shift is merged at almost no cost."""
+    if isinstance(norm, nn.Identity):  # in a fused model the convolution has it
+        return conv(x)
     if torch.is_grad_enabled() and conv.weight.requires_grad:
         if not isinstance(norm, FrozenBatchNorm2d):
             return norm(conv(x))
@@ -183,13 +185,17 @@ def is_fixed(norm: nn.Module) -> bool:
 
 
 def merge_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the convolution, which has no bias, followed by a norm that `is_fixed`."""
+    """Return weight and bias of the convolution followed by a norm that uses its statistics."""
     scale, shift = _scale_and_shift(norm)
-    return conv.weight * scale.view(-1, 1, 1, 1), shift
+    bias = shift if conv.bias is None else shift + conv.bias * scale
+    return conv.weight * scale.view(-1, 1, 1, 1), bias
 
 
 def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    scale = (norm.running_var + norm.eps).rsqrt()
+    if norm.weight is None:  # a batch norm without affine parameters
+        return scale, -norm.running_mean * scale
+    scale = norm.weight * scale
     return scale, norm.bias - norm.running_mean * scale
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
-from vitkit.nn.layers import conv_norm, is_fixed, merge_norm
+from vitkit.nn.fusion import FusedConv, can_fold, fold
+from vitkit.nn.layers import conv_norm, merge_norm
 from vitkit.nn.padding import zero_padding
 
 
@@ -30,6 +31,11 @@ class ConvNorm(Conv2dNormActivation):
         x = conv_norm(zero_padding(x, padding_mask) if conv.kernel_size != (1, 1) else x, conv, norm)
         return F.silu(x, inplace=not torch.is_grad_enabled()) if activation else x
 
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`."""
+        conv, norm, *activation = self
+        return fold(conv, norm, "silu" if activation else None) if can_fold(conv, norm) else self
+
 
 class RepBlock(nn.Module):
     """RepVGG's block: the sum of a 3x3 and a 1x1 convolution (Ding et al. 2021, https://arxiv.org/abs/2101.03697)."""
@@ -41,13 +47,15 @@ class RepBlock(nn.Module):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, channels, H, W) -> the same."""
-        # On a GPU, merging takes more kernels than it saves.
-        if torch.is_grad_enabled() or x.is_cuda or not is_fixed(self.conv1[1]):
-            return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
+        return F.silu(self.conv1(x, padding_mask) + self.conv2(x), inplace=not torch.is_grad_enabled())
+
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`: one convolution."""
+        if not (can_fold(*self.conv1) and can_fold(*self.conv2)):
+            return self
         (weight, bias), (weight2, bias2) = merge_norm(*self.conv1), merge_norm(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the center.
-        weight, bias = weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2
-        return F.silu(F.conv2d(zero_padding(x, padding_mask), weight, bias, padding=1), inplace=True)
+        return FusedConv(self.conv1[0], weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2, "silu")
 
 
 class CSPRepLayer(nn.Module):

@@ -1,16 +1,23 @@
 """Folders that vitkit writes for the transformers library: the library's classes load them, with equal outputs."""
 
 import json
+import re
 
 import pytest
 import torch
 from helpers.transformers_models import BUILDERS, TEXT_MODELS, build_theirs, compare
 
-from vitkit import CheckpointError, load
-from vitkit.apps.conversion.transformers_writing import write_folder
+from vitkit import CheckpointError, ConfigError, load
+from vitkit.apps.conversion.transformers_writing import _difference, _resolve, write_folder
 from vitkit.apps.inference import Predictor
+from vitkit.apps.interop.transformers_configs import KINDS
+from vitkit.apps.interop.transformers_settings import Settings
+from vitkit.config import load_config
+from vitkit.configs.deimv2 import SIZES
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.engine.build import build_model
+from vitkit.model_zoo.converters import write_names
+from vitkit.registry import MODELS
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools.convert import main as convert
 from vitkit.weights import save_checkpoint
@@ -93,3 +100,38 @@ def test_unsupported_interpolation_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="interpolation='nearest': expected bilinear or bicubic"):
         write_folder(tmp_path / "folder", Predictor(build_model(spec), ["a"], transforms=transforms), spec)
     assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_settings_of_published_sizes_are_written_and_read(size):
+    spec = load_config(f"deimv2_{size}_coco", check=False)["model"]
+    model = _resolve(spec, MODELS)
+    written = json.loads(json.dumps(KINDS["deimv2"].write(model)))
+    base, read = KINDS["deimv2"].read(Settings(written, "config.json"), "")
+    assert base == f"deimv2_{size}_coco" and _difference(model, _resolve(read, MODELS), "model") is None
+    with torch.device("meta"):
+        theirs = transformers.Deimv2ForObjectDetection(transformers.Deimv2Config(**written, num_labels=80))
+    if size in ("pico", "n", "s"):  # the larger ones take long to build
+        state = write_names(build_model(spec, classes=["a"] * 80), "transformers").state
+        # In files, the transformer's blocks have a shorter name.
+        parameters = {
+            key.replace("backbone.model.layer.", "backbone.layer."): p for key, p in theirs.named_parameters()
+        }
+        expected = {key: value.shape for key, value in parameters.items()}
+        assert {key: state[key].shape for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_feature_levels=3, feat_strides=[8, 16, 32]), "num_feature_levels=3: vitkit's model has 2 or 3, with"),
+        (dict(encoder_type="hybrid"), "encoder_type: vitkit's has 'lite' on atto, femto, pico only"),
+        (dict(encoder_fuse_op="cat"), "encoder_fuse_op='cat': vitkit's model only has 'sum'"),
+        (dict(backbone_config=dict(model_type="swin")), "'swin': vitkit's DEIMv2 knows hgnet_v2"),
+    ],
+)
+def test_settings_that_the_model_does_not_have_are_named(changes, message):
+    model = _resolve(load_config("deimv2_atto_coco", check=False)["model"], MODELS)
+    settings = Settings(KINDS["deimv2"].write(model) | dict(encode_proj_layers=[1]) | changes, "config.json")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        KINDS["deimv2"].read(settings, "")

@@ -38,7 +38,7 @@ def test_peak_memory_is_the_maximum_during_a_call():
 def test_missing_transformers_names_the_remedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(VitkitError, match=r"pip install -e '\.\[benchmark\]'"):
-        benchmark.measure("detr", benchmark.parse_args(["detr", "--repeats", "1", "--no-memory"]))
+        benchmark.measure("detr", benchmark.parse_args(["detr", "--repeats", "1", "--no-memory"]), 1)
 
 
 def test_each_part_is_measured_in_a_separate_process_and_written(tmp_path, capsys):

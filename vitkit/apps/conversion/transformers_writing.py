@@ -18,7 +18,7 @@ from vitkit.errors import CheckpointError
 from vitkit.model_zoo.converters import Written, write_names
 from vitkit.models.base import statistics_owner
 from vitkit.ops.images import pixel_statistics
-from vitkit.registry import MODELS, REGISTRIES, Registry
+from vitkit.registry import BACKBONES, MODELS, REGISTRIES, Registry
 from vitkit.structures import EOS
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.weights.hub import PREPROCESSOR
@@ -106,7 +106,7 @@ def make_config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> 
         model["training_queries"] = []
     if kind.name == "grounding-dino":
         model["text_encoder"]["vocabulary_size"] = loaded.model.text_encoder.embedding.num_embeddings
-    if kind.name in ("rt_detr_v2", "d_fine") and isinstance(model["head"]["num_points"], int):
+    if kind.name in ("rt_detr_v2", "d_fine", "deimv2") and isinstance(model["head"]["num_points"], int):
         model["head"]["num_points"] = [model["head"]["num_points"]] * len(loaded.model.neck.feature_info)
     if "text_encoder" in model:  # a model with a vocabulary has as many rows
         model["text_encoder"]["vocabulary_size"] = len(loaded.model.text_encoder.embedding.weight)
@@ -145,6 +145,8 @@ def _resolve(spec: Any, registry: Registry) -> Section:
     for name in ("backbone", "neck", "head", "text_encoder"):
         if name in values:
             values[name] = _resolve(values[name], REGISTRIES[name])
+    if "vit" in values:  # of a SpatialAdapter
+        values["vit"] = _resolve(values["vit"], BACKBONES)
     return {"type": constructor.__name__, **values}
 
 

@@ -301,7 +301,7 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
     Raises:
         ConfigError: the model cannot be exported.
     """
-    model = predictor.model
+    model = predictor.model.fused_copy()
     if isinstance(predictor, LanguageModel):
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}. Choose another model.")
     if isinstance(predictor, Predictor) and predictor.sampling is not None:

@@ -537,6 +537,10 @@ class ExportedModel(Model):
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""
         return self.run_file(images, padding_mask)
 
+    def fused_copy(self) -> Model:
+        """Return this model: what the file computes was fused when it was exported."""
+        return self
+
     def run_file(self, images: Tensor, padding_mask: Tensor | None, **others: Tensor) -> dict[str, Any]:
         """Return the outputs of `forward` for images, and for the other inputs of the file by name."""
         if padding_mask is None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, make_threshold
 from vitkit.apps.inference.prefetch import map_ahead
@@ -55,6 +56,9 @@ class _Unread(NamedTuple):
 class Predictor:
     """A model with the preparation of its images; made by `load`.
 
+    What runs is a fused copy of the model (`Model.fuse`), made anew if the model's weights change. The model itself
+    runs while it has hooks, for instance those of an `AttentionRecorder`.
+
     Args:
         model: on its device, in evaluation mode.
         classes: names of its labels.
@@ -91,6 +95,7 @@ class Predictor:
         text: Prompt | None = None,
     ):
         self.model: Any = model.eval()
+        self._fused = FusedCopy()
         self._is_dense = isinstance(model, DenseModel)
         self.text: Prompt | Caption | None = text
         self.channels = channels
@@ -389,7 +394,7 @@ class Predictor:
         sizes = [image.shape[:2] for image in images]
         batch = self.prepare(images).to(self.device)
         with autocast(self.device, self.precision), _memory_explained(sizes):
-            outputs = self.model(**batch.inputs)
+            outputs = self._fused.of(self.model)(**batch.inputs)
             results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
         tiles = []
         for i, (result, size) in enumerate(zip(results, sizes)):
@@ -404,11 +409,11 @@ class Predictor:
         """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images."""
         batch = batch.to(self.device)
         with autocast(self.device, self.precision), _memory_explained(sizes):
+            model = self._fused.of(self.model)
             if self._is_dense:
-                outputs = self.model(**batch.inputs)
-                results = self.model.postprocess(outputs, sizes)
+                results = model.postprocess(model(**batch.inputs), sizes)
             else:
-                results = self.model.generate(batch.inputs)
+                results = model.generate(batch.inputs)
         return [_on_cpu(result) for result in results]
 
     def prepare(self, images: Sequence[np.ndarray]) -> Batch:

@@ -1,7 +1,7 @@
-"""Detectors of the transformers library: DETR and RF-DETR, also with masks, Deformable DETR, RT-DETR and D-FINE."""
+"""Detectors of the transformers library: (Deformable) DETR, RT-DETR, D-FINE, DEIMv2 and RF-DETR, some with masks."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.apps.interop.backbones import read_resnet, write_resnet
@@ -17,6 +17,12 @@ _HGNETS = {
     "b5": ([3, 32, 64], [64, 128, 512, 1024], [64, 128, 256, 512], [128, 512, 1024, 2048], [1, 2, 5, 2], [6, 6, 6, 6]),
 }
 """Size of D-FINE's HGNetv2 -> its channels, blocks and layers, see `_HGNET_SETTINGS`."""
+_SMALL_HGNETS = {
+    "atto": ([3, 16, 16], [16, 64, 256], [16, 32, 64], [64, 256, 256], [1, 1, 1], [3, 3, 3]),
+    "femto": ([3, 16, 16], [16, 64, 256], [16, 32, 64], [64, 256, 512], [1, 1, 1], [3, 3, 3]),
+    "pico": tuple(values[:3] for values in _HGNETS["b0"]),
+}
+"""The same for DEIMv2's, which end with the third stage."""
 _HGNET_SETTINGS = (
     *("stem_channels", "stage_in_channels", "stage_mid_channels", "stage_out_channels"),
     *("stage_num_blocks", "stage_numb_of_layers"),
@@ -261,19 +267,50 @@ def _write_rt_detr_v2(model: Section) -> Section:
     )
 
 
-def _read_hgnet(settings: Settings) -> str:
-    """Return the size of an HGNetv2."""
+def _hgnet_blocks(name: str) -> Section:
+    """Return the settings of the stages of an HGNetv2, other than `_HGNET_SETTINGS`."""
+    num_stages = 3 if name in _SMALL_HGNETS else 4
+    return dict(
+        stage_downsample=[False, True, True, True][:num_stages],
+        stage_light_block=[False, False, True, True][:num_stages],
+        stage_kernel_size=[3, 3, 3] if name == "atto" else [3, 3, 5, 5][:num_stages],
+        use_learnable_affine_block=name not in ("b4", "b5"),
+    )
+
+
+def _read_hgnet(settings: Settings, owner: str, known: Mapping[str, tuple[list[int], ...]]) -> str:
+    """Return the size of an HGNetv2, which is one of those known."""
     if settings.get("model_type") != "hgnet_v2":
-        raise ConfigError(f"{settings.where} {settings.get('model_type')!r}: vitkit's D-FINE knows hgnet_v2.")
-    settings.expect(
-        hidden_act="relu", stage_downsample=[False, True, True, True], stage_light_block=[False, False, True, True],
-        stage_kernel_size=[3, 3, 5, 5],
-    )  # fmt: skip
+        raise ConfigError(f"{settings.where} {settings.get('model_type')!r}: vitkit's {owner} knows hgnet_v2.")
     sizes = tuple(settings.numbers(name) for name in _HGNET_SETTINGS)
-    name = next((name for name, ours in _HGNETS.items() if ours == sizes), None)
-    if name is None or bool(settings.get("use_learnable_affine_block")) != (name in ("b0", "b2")):
-        raise ConfigError(f"{settings.where}: expected the settings of D-FINE's HGNetv2: {', '.join(_HGNETS)}.")
+    name = next((name for name, ours in known.items() if ours == sizes), None)
+    if name is None:
+        raise ConfigError(f"{settings.where}: expected the settings of {owner}'s HGNetv2: {', '.join(known)}.")
+    settings.expect(hidden_act="relu", **_hgnet_blocks(name))
     return name
+
+
+def _hgnet_section(name: str, settings: Settings, out_features: Sequence[str]) -> Section:
+    """Return the section of an HGNetv2; `settings` are the detector's."""
+    small = name in ("atto", "femto")
+    spec = dict(type="SmallHGNetV2", size=name) if small else dict(type="TimmBackbone", name=f"hgnetv2_{name}")
+    if name == "pico":
+        spec["name"] = "hgnetv2_b0"
+    frozen = dict(norm="frozen_bn", frozen_stem=True) if settings.get("freeze_backbone_batch_norms", True) else {}
+    return spec | dict(out_features=list(out_features), pixel_mean=[0.0] * 3, pixel_std=[1.0] * 3) | frozen
+
+
+def _write_hgnet(name: str, num_maps: int) -> Section:
+    """Return the library's settings of an HGNetv2 whose last maps are used."""
+    hgnet = dict(zip(_HGNET_SETTINGS, (_HGNETS | _SMALL_HGNETS)[name], strict=True))
+    stages = ["stage2", "stage3", "stage4"][: len(hgnet["stage_out_channels"]) - 1]
+    return hgnet | dict(
+        hidden_sizes=hgnet["stage_out_channels"],
+        depths=hgnet["stage_num_blocks"],
+        model_type="hgnet_v2",
+        out_features=stages[-num_maps:],
+        **_hgnet_blocks(name),
+    )
 
 
 _D_FINE = [
@@ -286,7 +323,7 @@ _D_FINE = [
 
 def _read_d_fine(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of D-FINE on an HGNetv2."""
-    hgnet = _read_hgnet(settings.sub("backbone_config"))
+    hgnet = _read_hgnet(settings.sub("backbone_config"), "D-FINE", _HGNETS)
     levels, points = settings.number("num_feature_levels"), settings["decoder_n_points"]
     if levels not in (2, 3):
         raise ConfigError(f"{settings.where}: num_feature_levels={levels}: vitkit's model has 2 or 3.")
@@ -295,17 +332,9 @@ def _read_d_fine(settings: Settings, name: str) -> tuple[str, Section]:
         **_HYBRID_FIXED, eval_idx=-1, layer_scale=1, top_prob_values=4, lqe_hidden_dim=64, lqe_layers=2,
         decoder_offset_scale=0.5, decoder_method="default",
     )  # fmt: skip
-    frozen = dict(norm="frozen_bn", frozen_stem=True) if settings.get("freeze_backbone_batch_norms", True) else {}
     model = dict(
         type="DFINE",
-        backbone=dict(
-            type="TimmBackbone",
-            name=f"hgnetv2_{hgnet}",
-            out_features=["res3", "res4", "res5"][-levels:],
-            pixel_mean=[0.0] * 3,
-            pixel_std=[1.0] * 3,
-            **frozen,
-        ),
+        backbone=_hgnet_section(hgnet, settings, ["res3", "res4", "res5"][-levels:]),
         neck=dict(type="DFINEEncoder", num_blocks=round(3 * settings.factor("depth_mult", 1.0))),
         head=dict(
             type="DFINEHead",
@@ -322,21 +351,182 @@ def _write_d_fine(model: Section) -> Section:
     if size not in _HGNETS:
         raise CheckpointError(f"model.backbone: the library's D-FINE has an HGNetv2 ({', '.join(_HGNETS)}).")
     levels = len(head["num_points"])
-    hgnet = dict(zip(_HGNET_SETTINGS, _HGNETS[size], strict=True))
-    hgnet |= dict(hidden_sizes=hgnet["stage_out_channels"], depths=hgnet["stage_num_blocks"])
-    hgnet |= dict(
-        model_type="hgnet_v2",
-        out_features=["stage2", "stage3", "stage4"][-levels:],
-        use_learnable_affine_block=size in ("b0", "b2"),
-    )
     settings = dict(
-        backbone_config=hgnet,
+        backbone_config=_write_hgnet(size, levels),
         freeze_backbone_batch_norms=backbone["norm"] == "frozen_bn",
         depth_mult=neck["num_blocks"] / 3,
         decoder_n_points=head["num_points"],
         **_hybrid_levels(_HGNETS[size][3][-levels:], neck["out_channels"]),
     )
     return write_rows(model, _D_FINE) | _HYBRID_FIXED | settings | _write_denoising(model)
+
+
+_DEIMV2 = [
+    Row("num_queries", "num_queries"),
+    Row("encoder_hidden_dim", "neck.out_channels"),
+    Row("hidden_expansion", "neck.expansion", Settings.factor, 1.0),
+    Row("d_model", "head.d_model"),
+    Row("decoder_attention_heads", "head.num_heads"),
+    Row("decoder_ffn_dim", "head.d_ffn"),
+    Row("decoder_layers", "head.num_decoder_layers"),
+    Row("dropout", "head.dropout", Settings.get, 0.0),
+    Row("use_gateway", "head.gate", Settings.get, True),
+    Row("share_bbox_head", "head.shared_box_head", Settings.get, False),
+    Row("decoder_activation_function", "head.activation", Settings.get, "relu"),
+    *_D_FINE[-3:],
+]
+_DEIMV2_HYBRID = [
+    Row("encoder_attention_heads", "neck.num_heads"),
+    Row("encoder_ffn_dim", "neck.d_ffn"),
+    Row("dropout", "neck.dropout", Settings.get, 0.0),
+]
+"""What DEIMv2's smallest encoder does not have."""
+_DEIMV2_FIXED = {key: value for key, value in _HYBRID_FIXED.items() if key != "decoder_activation_function"} | dict(
+    encoder_fuse_op="sum", eval_idx=-1, layer_scale=1, top_prob_values=4, lqe_hidden_dim=64, lqe_layers=2,
+    decoder_offset_scale=0.5, decoder_method="default",
+)  # fmt: skip
+_DEIMV2_HGNETS = _HGNETS | _SMALL_HGNETS
+_DEIMV2_VITS = {192: "s", 256: "m"}
+"""Width of the transformer -> the size of DEIMv2; others are "l", or "x" with gated blocks."""
+_VIT_BLOCKS = dict(qkv_bias="qkv", layer_scale=None, norm_eps=1e-6)
+"""The blocks of a ViT by default."""
+_ADAPTED = [
+    Row("hidden_size", "d_model"),
+    Row("num_hidden_layers", "depth"),
+    Row("num_attention_heads", "num_heads"),
+    Row("patch_size", "patch_size"),
+    Row("image_size", "image_size", default=224),
+    Row("pos_embed_rescale", "rotary_rescale", Settings.factor, 1.0),
+]
+
+
+def _read_deimv2(settings: Settings, name: str) -> tuple[str, Section]:
+    """Return vitkit's config of DEIMv2.
+
+    The library adds layers before the selection of queries and computes positions in each layer, which the paper's
+    model does not: vitkit's is the paper's.
+    """
+    backbone, points = settings.sub("backbone_config"), settings["decoder_n_points"]
+    levels, channels = settings.number("num_feature_levels"), settings.number("encoder_hidden_dim")
+    is_lite = settings.get("encoder_type", "hybrid") == "lite"
+    if levels not in (2, 3) or (is_lite and levels != 2):
+        raise ConfigError(f"{settings.where}: num_feature_levels={levels}: vitkit's model has 2 or 3, with lite 2.")
+    settings.expect(
+        decoder_in_channels=[channels] * levels, feat_strides=[8, 16, 32][-levels:], **_DEIMV2_FIXED,
+        **({} if is_lite else dict(encode_proj_layers=[levels - 1])),
+    )  # fmt: skip
+    if backbone.get("model_type") == "dinov3_vit":
+        size, section = _read_adapted_vit(backbone, settings)
+    else:
+        hgnet = _read_hgnet(backbone, "DEIMv2", _DEIMV2_HGNETS)
+        if is_lite != (hgnet in _SMALL_HGNETS):
+            raise ConfigError(
+                f"{settings.where}: encoder_type: vitkit's has 'lite' on {', '.join(_SMALL_HGNETS)} only."
+            )
+        size = hgnet if is_lite else "n"
+        features = ["res4"] if is_lite else ["res3", "res4", "res5"][-levels:]
+        section = _hgnet_section(hgnet, settings, features)
+    model = dict(
+        type="DEIMv2",
+        backbone=section,
+        neck=dict(
+            type="LiteEncoder" if is_lite else "DEIMv2Encoder",
+            block="dfine" if settings.get("encoder_has_trailing_conv", True) else "deim",
+            num_blocks=round(3 * settings.factor("depth_mult", 1.0)),
+        ),
+        head=dict(
+            type="DEIMv2Head",
+            num_points=settings.numbers("decoder_n_points") if isinstance(points, list) else [points] * levels,
+        ),
+    )
+    read_rows(settings, _DEIMV2 if is_lite else [*_DEIMV2, *_DEIMV2_HYBRID], model)
+    return f"deimv2_{size}_coco", model | _read_denoising(settings, mirror=True)
+
+
+def _read_adapted_vit(vit: Settings, settings: Settings) -> tuple[str, Section]:
+    """Return DEIMv2's size, and the section of a transformer with an adapter; `settings` are the detector's."""
+    gated, norm = bool(vit.get("use_gated_mlp")), bool(vit.get("apply_layernorm", True))
+    channels = settings.number("encoder_hidden_dim")
+    vit.expect(
+        hidden_act="silu" if gated else "gelu", rope_theta=100, num_channels=3, query_bias=True, value_bias=True,
+        proj_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    stages = [re.fullmatch(r"stage(\d+)", stage) for stage in vit.names("out_features")]
+    if len(stages) != 3 or None in stages:
+        raise ConfigError(f"{vit.where}: out_features={vit.get('out_features')}: expected the names of three stages.")
+    blocks = dict(
+        qkv_bias="qkv" if vit.get("key_bias", False) else "qv",
+        # The small transformers without a norm of all maps have no scales either, which are 1 in their files.
+        layer_scale=vit.factor("layerscale_value", 1.0) if norm else None,
+        norm_eps=vit.factor("layer_norm_eps", 1e-5),
+    )
+    transformer = read_rows(vit, _ADAPTED, dict(type="ViT", positions="rotary"))
+    transformer |= dict(
+        blocks=None if blocks == _VIT_BLOCKS else blocks,
+        mlp="swiglu" if gated else "gelu",
+        mlp_ratio=vit.number("intermediate_size") / transformer["d_model"],
+        num_registers=vit.get("num_register_tokens", 0),
+    )
+    section = dict(
+        type="SpatialAdapter",
+        vit=transformer,
+        blocks=[int(stage[1]) - 1 for stage in stages],
+        channels=settings.number("spatial_tuning_adapter_inplanes", 16),
+        out_channels=None if channels == transformer["d_model"] else channels,
+        norm=norm,
+        drop_path=vit.get("drop_path_rate", 0.0),
+    )
+    return _DEIMV2_VITS.get(transformer["d_model"], "x" if gated else "l"), section
+
+
+def _write_deimv2(model: Section) -> Section:
+    backbone, neck, head = model["backbone"], model["neck"], model["head"]
+    is_lite, levels, channels = neck["type"] == "LiteEncoder", len(head["num_points"]), neck["out_channels"]
+    if backbone["type"] == "SpatialAdapter":
+        theirs, widths = _write_adapted_vit(backbone), [channels] * 3
+    else:
+        size = backbone.get("size") or str(backbone.get("name", "")).partition(".")[0].removeprefix("hgnetv2_")
+        if size == "b0" and is_lite:
+            size = "pico"
+        if size not in _DEIMV2_HGNETS:
+            raise CheckpointError(f"model.backbone: the library's DEIMv2 has an HGNetv2 ({', '.join(_DEIMV2_HGNETS)}).")
+        theirs = _write_hgnet(size, 1 if is_lite else levels)
+        widths = _DEIMV2_HGNETS[size][3][-1:] if is_lite else _DEIMV2_HGNETS[size][3][-levels:]
+    settings = dict(
+        backbone_config=theirs,
+        freeze_backbone_batch_norms=backbone.get("norm") == "frozen_bn",
+        encoder_type="lite" if is_lite else "hybrid",
+        encoder_has_trailing_conv=neck["block"] == "dfine",
+        depth_mult=neck["num_blocks"] / 3,
+        decoder_n_points=head["num_points"],
+        spatial_tuning_adapter_inplanes=backbone.get("channels", 16),
+        **_hybrid_levels(widths, channels) | dict(decoder_in_channels=[channels] * levels),
+    )
+    if is_lite:
+        settings |= dict(feat_strides=[16, 32], num_feature_levels=2)
+    rows = write_rows(model, _DEIMV2 if is_lite else [*_DEIMV2, *_DEIMV2_HYBRID])
+    return rows | _DEIMV2_FIXED | settings | _write_denoising(model)
+
+
+def _write_adapted_vit(adapter: Section) -> Section:
+    vit, norm = adapter["vit"], adapter["norm"]
+    blocks = _VIT_BLOCKS | dict(vit["blocks"] or {})
+    if vit["type"] != "ViT" or vit["positions"] != "rotary":
+        raise CheckpointError("model.backbone.vit: the library's DEIMv2 has a ViT with positions='rotary'.")
+    gated = vit["mlp"] == "swiglu"
+    return write_rows(vit, _ADAPTED) | dict(
+        model_type="dinov3_vit",
+        intermediate_size=round(vit["mlp_ratio"] * vit["d_model"]),
+        use_gated_mlp=gated,
+        hidden_act="silu" if gated else "gelu",
+        layer_norm_eps=blocks["norm_eps"],
+        key_bias=blocks["qkv_bias"] == "qkv",
+        layerscale_value=blocks["layer_scale"] or 1.0,
+        num_register_tokens=vit["num_registers"],
+        drop_path_rate=adapter["drop_path"],
+        apply_layernorm=norm,
+        out_features=[f"stage{block + 1}" for block in adapter["blocks"]],
+    )
 
 
 _RF_DETR = [
@@ -450,6 +640,9 @@ KINDS = [
         processor="RTDetrImageProcessor",
     ),
     Kind("d_fine", {"DFINE": "DFineForObjectDetection"}, _read_d_fine, _write_d_fine, processor="RTDetrImageProcessor"),
+    Kind(
+        "deimv2", {"DEIMv2": "Deimv2ForObjectDetection"}, _read_deimv2, _write_deimv2, processor="RTDetrImageProcessor"
+    ),
     Kind(
         "rf_detr",
         {"RFDETR": "RfDetrForObjectDetection", "RFDETRSeg": "RfDetrForInstanceSegmentation"},

@@ -8,6 +8,7 @@ the queries that read each row.
 Shapes: L queries, N = heads * groups * points samples of a query, d channels per head, R = S * heads table rows.
 """
 
+import functools
 import itertools
 import warnings
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def deformable_attend(
     """Sum sampled values by embedding bags."""
     heads, channels = values.shape[2:]
     tables = _tables(values)
-    groups = _Groups.of(shapes, levels, weights, tables.dtype)
+    groups = _Groups.of(tuple(shapes), tuple(levels), weights.shape[2:], tables.dtype)
     output = values.new_empty(*weights.shape[:2], heads * channels)
     for image, table in enumerate(tables):
         for chunk in _chunks(weights):
@@ -55,7 +56,7 @@ def deformable_attend_backward(
     """
     heads, channels = values.shape[2:]
     tables = _tables(values)
-    groups = _Groups.of(shapes, levels, weights, tables.dtype)
+    groups = _Groups.of(tuple(shapes), tuple(levels), weights.shape[2:], tables.dtype)
     grad_tables = torch.zeros_like(tables)
     grad_locations = torch.empty_like(locations, memory_format=torch.contiguous_format)
     grad_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
@@ -104,11 +105,15 @@ class _Groups(NamedTuple):
     """(4, groups * points) int32, table rows from a cell's first corner to each corner."""
 
     @classmethod
-    def of(cls, shapes: list[tuple[int, int]], levels: Sequence[int], weights: Tensor, dtype: torch.dtype) -> "_Groups":
-        """Compute everything that does not depend on the locations."""
-        heads, groups, points = weights.shape[2:]
+    @functools.lru_cache(maxsize=64)  # every layer of a decoder has the same, for images of one size
+    @torch.inference_mode(False)  # autograd must be able to save them later
+    def of(
+        cls, shapes: tuple[tuple[int, int], ...], levels: tuple[int, ...], counts: torch.Size, dtype: torch.dtype
+    ) -> "_Groups":
+        """Compute everything that does not depend on the locations; `counts` are those of heads, groups and points."""
+        heads, groups, points = counts
         heights, widths = torch.tensor([shapes[level] for level in levels], dtype=torch.int32).T
-        first_pixels = torch.tensor(_first_pixels(shapes))[levels]
+        first_pixels = torch.tensor(_first_pixels(shapes))[list(levels)]
         first_row = first_pixels * heads + torch.arange(heads)[:, None]
         sizes = torch.stack((widths, heights))
         right, down = (widths > 1) * heads, (heights > 1) * widths * heads
@@ -261,7 +266,7 @@ def _add_value_gradients(
             target[step:] += _embedding_bag(grad_rows, readers, bounds, corner_shares)[: count - step]
 
 
-def _first_pixels(shapes: list[tuple[int, int]]) -> list[int]:
+def _first_pixels(shapes: Sequence[tuple[int, int]]) -> list[int]:
     """Return the number of pixels on the levels before each."""
     return list(itertools.accumulate((height * width for height, width in shapes[:-1]), initial=0))
 

@@ -1,0 +1,121 @@
+"""A predictor runs a fused copy of its model, which follows the model."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.every_model import IMAGE, dense_model
+from tests.helpers.norm_statistics import randomize_norms
+from vitkit import AttentionRecorder
+from vitkit.apps.inference.fused import FusedCopy
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.nn.fusion import FusedConv
+
+
+@pytest.fixture
+def predictor():
+    return Predictor(randomize_norms(dense_model("RTDETR").eval()), ["a", "b", "c"])
+
+
+def scores(predictor):
+    return predictor.run([IMAGE])[0]["scores"]
+
+
+def expected_scores(predictor):
+    with torch.inference_mode():
+        batch = predictor.prepare([IMAGE])
+        outputs = predictor.model(**batch.inputs)
+        return predictor.model.postprocess(outputs, [IMAGE.shape[:2]])[0]["scores"]
+
+
+def is_fused(model):
+    return any(isinstance(module, FusedConv) for module in model.modules())
+
+
+def test_predictions_are_the_models_and_the_model_stays_as_it_is(predictor):
+    state = {name: value.clone() for name, value in predictor.model.state_dict().items()}
+    torch.testing.assert_close(scores(predictor), expected_scores(predictor), atol=1e-5, rtol=1e-4)
+    assert is_fused(predictor._fused.of(predictor.model))
+    assert not is_fused(predictor.model)
+    assert all(torch.equal(value, state[name]) for name, value in predictor.model.state_dict().items())
+    predictor.model.train()
+
+
+def test_copy_is_made_once(predictor):
+    assert predictor._fused.of(predictor.model) is predictor._fused.of(predictor.model)
+
+
+def step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.rand(1, 3, 64, 64))["pred_logits"].sum().backward()
+    optimizer.step()
+
+
+def train_statistics(model):
+    model.train()
+    with torch.no_grad():
+        model(torch.rand(2, 3, 64, 64))
+    model.eval()
+
+
+CHANGES = {
+    "load_state_dict": lambda model: model.load_state_dict(other_state()),
+    "load_state_dict, assigned": lambda model: model.load_state_dict(other_state(), assign=True),
+    "a step of an optimizer": step,
+    "statistics of norms": train_statistics,
+    "another layer": lambda model: setattr(model.backbone, "conv1", nn.Conv2d(3, 64, 7, 2, 3, bias=False).eval()),
+}
+
+
+def other_state():
+    torch.manual_seed(5)
+    return randomize_norms(dense_model("RTDETR"), 5).state_dict()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_predictions_follow_changes_of_the_model(predictor, change):
+    before = scores(predictor)
+    CHANGES[change](predictor.model)
+    after = scores(predictor)
+    assert not torch.allclose(after, before, atol=1e-5)
+    torch.testing.assert_close(after, expected_scores(predictor), atol=1e-5, rtol=1e-4)
+
+
+def test_another_model_in_its_place_is_run(predictor):
+    scores(predictor)
+    predictor.model = randomize_norms(dense_model("RTDETR").eval(), 7)
+    torch.testing.assert_close(scores(predictor), expected_scores(predictor), atol=1e-5, rtol=1e-4)
+
+
+def test_attention_and_hooks_of_the_model_are_recorded(predictor):
+    scores(predictor)
+    with AttentionRecorder(predictor.model) as maps:
+        scores(predictor)
+    assert "neck.encoder.self_attn" in maps
+    seen = []
+    handle = predictor.model.backbone.layer1[0].register_forward_hook(lambda *_: seen.append(1))
+    scores(predictor)
+    handle.remove()
+    scores(predictor)
+    assert seen == [1]
+
+
+def test_training_mode_compiled_models_and_others_run_as_they_are(predictor):
+    model, fused = predictor.model, FusedCopy()
+    assert fused.of(model.train()) is model
+    assert fused.of(model.eval()) is not model
+    assert fused.of(nn.Identity()) is not None
+    vit = dense_model("EoMT").eval()
+    assert fused.of(vit) is vit  # nothing to fold
+    already = model.fused_copy()
+    assert fused.of(already) is already
+    model.compile()
+    assert fused.of(model) is model
+
+
+def test_model_that_cannot_be_copied_runs_as_it_is(predictor, caplog):
+    predictor.model.handle = (line for line in ())  # generators have no copies
+    with caplog.at_level("INFO", logger="vitkit"):
+        assert np.isfinite(scores(predictor)).all()
+    assert "RTDETR is not fused for inference, as it cannot be copied: cannot pickle 'generator' object" in caplog.text

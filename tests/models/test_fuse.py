@@ -1,0 +1,226 @@
+"""Fused models compute what the models compute, of every kind."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.ops import FrozenBatchNorm2d
+
+from tests.helpers.every_model import CLASSIFIERS, CLIPS, DENSE, RESNET, dense_model
+from tests.helpers.norm_statistics import randomize_norms
+from tests.helpers.realtime_models import deimv2, dfine, rf_detr
+from vitkit import build_model, load_config
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.kernels import use_kernels
+from vitkit.nn.fusion import FusedConv
+from vitkit.registry import BACKBONES
+
+TIMM = ("hgnetv2_b0.ssld_stage2_ft_in1k", "resnet18.a1_in1k", "resnet26d.bt_in1k", "test_efficientnet.r160_in1k")
+NORMS = (_BatchNorm, FrozenBatchNorm2d)
+
+
+def tensors(outputs):
+    """Return all tensors of real numbers in the outputs of a model."""
+    if isinstance(outputs, torch.Tensor):
+        return [outputs] if outputs.is_floating_point() else []
+    if hasattr(outputs, "values"):
+        outputs = outputs.values()
+    elif not isinstance(outputs, list | tuple):
+        return []
+    return [x for part in outputs for x in tensors(part)]
+
+
+def assert_same(outputs, expected, tolerance=1e-5):
+    outputs, expected = tensors(outputs), tensors(expected)
+    assert len(outputs) == len(expected) > 0
+    for a, b in zip(outputs, expected):
+        torch.testing.assert_close(a, b, atol=tolerance * max(float(b.abs().max()), 1e-3), rtol=0)
+
+
+def assert_fused_is_equal(model, *inputs, folds=True, tolerance=1e-5):
+    """Compare a model with its fused copy, by the fast and by the plain operators."""
+    model = randomize_norms(model.eval())
+    state = copy.deepcopy(model.state_dict())
+    fused = model.fused_copy()
+    convolutions = [module for module in fused.modules() if isinstance(module, FusedConv)]
+    assert bool(convolutions) == folds
+    for choice in ("fast", "plain"):
+        with torch.inference_mode(), use_kernels(choice):
+            assert_same(fused(*inputs), model(*inputs), tolerance)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    return fused
+
+
+def images(*size, padded=False):
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.zeros(2, *size, dtype=torch.bool)
+    mask[1, :, size[1] // 2 :] = padded
+    return torch.randn(2, 3, *size, generator=generator).masked_fill(mask[:, None], 0), mask
+
+
+@pytest.mark.parametrize("name", [name for name in DENSE if "words" not in DENSE[name][1] and name != "GroundingDINO"])
+def test_dense_models(name):
+    folds = "Swin" not in name and name != "EoMT"
+    tolerance = 2e-5 if name == "RFDETRSeg" else 1e-5  # its masks are sums of large products that cancel out
+    fused = assert_fused_is_equal(dense_model(name), *images(96, 64, padded=True), folds=folds, tolerance=tolerance)
+    assert not any(isinstance(module, NORMS) for module in fused.modules())
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSIFIERS if CLASSIFIERS[name][1] != CLIPS])
+def test_classifiers(name):
+    model = build_model(dict(type="Classifier", num_classes=5, backbone=dict(type=name, **CLASSIFIERS[name][0])))
+    folds = any(isinstance(module, NORMS) for module in model.modules())
+    assert_fused_is_equal(model, images(160, 160)[0], folds=folds)
+
+
+@pytest.mark.parametrize("norm", [None, "frozen_bn"])
+@pytest.mark.parametrize("name", TIMM)
+def test_networks_of_timm(name, norm):
+    spec = dict(type="TimmBackbone", name=name, norm=norm, pretrained=False)
+    model = build_model(dict(type="Classifier", num_classes=5, backbone=spec))
+    fused = assert_fused_is_equal(model, images(160, 160)[0])
+    # The norm after resnet26d's stem of three convolutions is not next to them.
+    assert sum(hasattr(module, "running_var") for module in fused.modules()) == ("26d" in name)
+    backbone = randomize_norms(BACKBONES.build(spec).eval())
+    with torch.inference_mode():
+        expected = backbone(images(75, 64)[0])
+        assert_same(backbone.fused()(images(75, 64)[0]), expected)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: dfine("n", num_classes=3, num_queries=20), id="D-FINE-N"),
+        pytest.param(lambda: deimv2("atto", num_classes=3, num_queries=20), id="DEIMv2-Atto"),
+    ],
+)
+def test_hgnetv2_with_learned_scales(model):
+    fused = assert_fused_is_equal(model(), images(160, 128)[0])
+    assert not [m for m in fused.modules() if isinstance(m, NORMS) or type(m).__name__ == "LearnableAffineBlock"]
+
+
+@pytest.mark.parametrize("name", ["RTDETR", "DFINE", "DEIMv2", "Mask2Former", "DETR"])
+def test_padding_that_is_isolated_stays_so(name):
+    spec = {name: value for name, value in DENSE[name][0].items() if name != "backbone"}
+    model = build_model(dict(spec, type=name, backbone=RESNET, num_queries=4, num_classes=3, isolate_padding=True))
+    fused = assert_fused_is_equal(model, *images(128, 128, padded=True))
+    x, mask = images(128, 128, padded=True)
+    with torch.inference_mode():
+        batch, alone = fused(x, mask)["pred_logits"][1:], fused(x[1:, :, :, :64])["pred_logits"]
+    torch.testing.assert_close(batch, alone, atol=1e-3, rtol=1e-3)
+
+
+SIZES = [
+    *(pytest.param(lambda size=size: dfine(size), id=f"D-FINE-{size}") for size in "nsmlx"),
+    *(
+        pytest.param(lambda size=size: deimv2(size), id=f"DEIMv2-{size}")
+        for size in ("atto", "femto", "pico", "n", "s", "m", "l", "x")
+    ),
+    *(
+        pytest.param(lambda name=name: from_config(name), id=name)
+        for name in ("rtdetr_r18", "rtdetr_r34", "rtdetr_r50", "rtdetr_r101", "rtdetrv2_r18", "rtdetrv2_r101")
+    ),
+    pytest.param(lambda: rf_detr(resolution=384, layers=2), id="RF-DETR-N"),
+    pytest.param(lambda: rf_detr(resolution=432, layers=5, patch=12, masks=True), id="RF-DETR-Seg-M"),
+]
+
+
+def from_config(name):
+    spec = {key: value for key, value in load_config(name)["model"].items() if key != "training_queries"}
+    return build_model(dict(spec, backbone=dict(spec["backbone"], pretrained=False), num_classes=80))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", SIZES)
+def test_published_sizes(build):
+    torch.manual_seed(0)
+    model = randomize_norms(build().eval())
+    side = {"RFDETR": 384, "RFDETRSeg": 432}.get(type(model).__name__, 640)
+    x, fused = torch.rand(1, 3, side, side), model.fused_copy()
+    assert not any(isinstance(module, NORMS) for module in fused.modules())
+    with torch.inference_mode():
+        maps = model.backbone(x)
+        assert_same(fused.backbone(x), maps)
+        features = model.neck(maps)
+        assert_same(fused.neck(maps), features)
+        assert_same(fused.head(features), model.head(features))
+
+
+def test_a_model_is_fused_once_and_in_evaluation_mode():
+    model = dense_model("DETR")
+    with pytest.raises(ConfigError, match=r"fuse: DETR is in training mode\. Call eval\(\) first\."):
+        model.train().fuse()
+    assert model.eval().fuse() is model
+    with pytest.raises(ConfigError, match="fuse: DETR is fused already"):
+        model.fuse()
+    with pytest.raises(ConfigError, match="fuse: DETR is fused already"):
+        copy.deepcopy(model).fuse()
+
+
+def test_fused_model_is_neither_trained_nor_saved_nor_loaded():
+    model = dense_model("DETR").eval()
+    state, fused = model.state_dict(), model.fused_copy()
+    with pytest.raises(ConfigError, match="train: the model is fused"):
+        fused.train()
+    fused.eval()
+    with pytest.raises(CheckpointError, match=r"state_dict: the model is fused .* predictor.model"):
+        fused.state_dict()
+    with pytest.raises(CheckpointError, match="state_dict: the model is fused"):
+        fused.backbone.state_dict()
+    with pytest.raises(CheckpointError, match="load_state_dict: the model is fused"):
+        fused.load_state_dict(state)
+
+
+def test_copies_and_other_types_of_a_fused_model_compute_the_same():
+    fused = randomize_norms(dense_model("RTDETR").eval()).fuse()
+    x, _ = images(96, 64)
+    with torch.inference_mode():
+        expected = fused(x)
+        assert_same(copy.deepcopy(fused)(x), expected)
+        assert_same(pickle.loads(pickle.dumps(fused))(x), expected)
+        double = copy.deepcopy(fused).double()(x.double())
+        assert double["pred_logits"].dtype == torch.float64
+        torch.testing.assert_close(double["pred_logits"].float(), expected["pred_logits"], atol=1e-3, rtol=1e-3)
+        assert_same(fused.double().float()(x), expected)
+
+
+def test_fused_copy_shares_what_it_does_not_fold():
+    model = dense_model("DETR").eval()
+    fused = model.fused_copy()
+    assert fused.head.class_embed.weight is model.head.class_embed.weight
+    assert not model.is_fused
+    assert fused.is_fused
+
+
+class OwnBackbone(nn.Module):
+    feature_info = dense_model("DETR").backbone.feature_info
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 512, 3, stride=32, bias=False), nn.BatchNorm2d(512), nn.ReLU())
+
+    def forward(self, images):
+        before_norm = self.body[0](images)
+        return {"res5": self.body[2](self.body[1](before_norm)) + before_norm}
+
+
+def test_own_backbone_is_left_as_it_is(caplog):
+    model = build_model(dict(DENSE["DETR"][0], type="DETR", backbone=OwnBackbone(), num_queries=4, num_classes=3))
+    with caplog.at_level(logging.INFO, logger="vitkit"):
+        assert_fused_is_equal(model, images(96, 64)[0], folds=False)
+    assert "fuse: OwnBackbone is left as it is, with 1 batch norms" in caplog.text
+
+
+def test_what_is_watched_is_not_folded():
+    model = dense_model("DETR").eval()
+    seen = []
+    model.backbone.layer1[0].bn1.register_forward_hook(lambda *_: seen.append("norm"))
+    model.backbone.layer2[0].register_forward_hook(lambda *_: seen.append("block"))
+    fused = model.fuse()
+    assert isinstance(fused.backbone.layer1[0].bn1, nn.BatchNorm2d)
+    fused(images(96, 64)[0])
+    assert seen == ["norm", "block"]

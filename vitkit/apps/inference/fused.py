@@ -1,0 +1,47 @@
+"""A model's fused copy, which a predictor runs in the model's place."""
+
+import logging
+from typing import Any
+
+from torch import nn
+
+from vitkit.protocols import Fuses, Model
+
+logger = logging.getLogger("vitkit")
+
+
+class FusedCopy:
+    """Keeps a fused copy of a model, see `Model.fuse`, and makes a new one if the model's tensors have changed."""
+
+    def __init__(self) -> None:
+        self._copy: nn.Module | None = None
+        self._source: tuple[Any, ...] = ()
+
+    def of(self, model: nn.Module) -> Any:
+        """Return what computes the same as a model in less time: the copy; or the model itself, if it is in training
+        mode, compiled, not a `Model`, or if one of its modules has a hook, which would not be called in a copy."""
+        if not isinstance(model, Model) or model.is_fused or model._compiled_call_impl is not None:
+            return model
+        source: list[Any] = [model]
+        for module in model.modules():
+            if module.training or module._forward_hooks or module._forward_pre_hooks:
+                return model
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    # Every change in place, such as an optimizer's step or load_state_dict, counts the version up,
+                    # but not one through `tensor.data`.
+                    version = 0 if tensor.is_inference() else tensor._version
+                    source += (id(tensor), tensor.data_ptr(), version)
+        if tuple(source) != self._source:
+            self._copy, self._source = _fused_copy(model), tuple(source)
+        return self._copy
+
+
+def _fused_copy(model: Model) -> nn.Module:
+    if not any(isinstance(module, Fuses) for module in model.modules()):
+        return model
+    try:
+        return model.fused_copy()
+    except Exception as error:  # whatever a user's own module raises when it is copied
+        logger.info("%s is not fused for inference, as it cannot be copied: %s", type(model).__name__, error)
+        return model

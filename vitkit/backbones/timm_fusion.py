@@ -1,0 +1,86 @@
+"""Convolutions of timm's networks prepared for inference: their norms, activations and learned scales are folded."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from timm.layers import ConvNormAct
+from timm.models import _efficientnet_blocks as blocks
+from timm.models import efficientnet, hgnet, resnet
+from timm.models._features import FeatureDictNet, FeatureListNet
+from torch import nn
+
+from vitkit.nn.fusion import RELU, Activation, FusedConv, can_fold, fold
+
+_PARTS = {
+    hgnet.ConvBNAct: (("conv", "bn", "act"),),
+    ConvNormAct: (("conv", "bn", ""),),
+    resnet.ResNet: (("conv1", "bn1", "act1"),),
+    resnet.BasicBlock: (("conv1", "bn1", "act1"), ("conv2", "bn2", "")),
+    resnet.Bottleneck: (("conv1", "bn1", "act1"), ("conv2", "bn2", "act2"), ("conv3", "bn3", "")),
+    efficientnet.EfficientNet: (("conv_stem", "bn1", ""), ("conv_head", "bn2", "")),
+    efficientnet.EfficientNetFeatures: (("conv_stem", "bn1", ""),),
+    blocks.ConvBnAct: (("conv", "bn1", ""),),
+    blocks.DepthwiseSeparableConv: (("conv_dw", "bn1", ""), ("conv_pw", "bn2", "")),
+    blocks.InvertedResidual: (("conv_pw", "bn1", ""), ("conv_dw", "bn2", ""), ("conv_pwl", "bn3", "")),
+    blocks.EdgeResidual: (("conv_exp", "bn1", ""), ("conv_pwl", "bn2", "")),
+}
+"""Class -> the convolutions that its `forward` calls right before a norm and, unless it is "", an activation."""
+_IN_ORDER = (nn.Sequential, FeatureDictNet, FeatureListNet)
+"""Classes that call their children in order."""
+
+
+def fuse_timm(net: nn.Module) -> None:
+    """Fold norms, activations and learned scales into the convolutions of one of timm's networks, in place."""
+    for module in list(net.modules()):
+        parts: Iterable[tuple[str, str, str]] = _PARTS.get(type(module), ())
+        if type(module) in _IN_ORDER:
+            names, returned = list(module._modules), set(getattr(module, "return_layers", ()))
+            following = dict(pairwise([*names, ""]))
+            parts = [
+                (conv, norm, "" if norm in returned else following[norm])
+                for conv, norm in pairwise(names)
+                if conv not in returned
+            ]
+        for names in parts:
+            _fuse(module, *names)
+        if isinstance(module, hgnet.ConvBNAct):
+            _fuse_scale(module)
+
+
+def _fuse(owner: nn.Module, conv: str, norm: str, act: str) -> None:
+    pair = (getattr(owner, conv), getattr(owner, norm))
+    if not can_fold(*pair):
+        return
+    # timm's norms may include the activation.
+    inner = getattr(pair[1], "act", None)
+    activation = None if inner is None else _activation(inner)
+    rest = nn.Identity() if inner is None or activation is not None else inner
+    if isinstance(rest, nn.Identity) and activation is None and act:
+        activation = _activation(getattr(owner, act))
+        if activation is not None:
+            setattr(owner, act, nn.Identity())
+    setattr(owner, conv, fold(*pair, activation))
+    setattr(owner, norm, rest)
+
+
+def _activation(module: nn.Module) -> Activation:
+    """Return the activation of a module; None if it is another one, or if something watches it."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if isinstance(module, nn.ReLU6):
+        return (0.0, 6.0)
+    return RELU if type(module) is nn.ReLU else "silu" if type(module) is nn.SiLU else None
+
+
+def _fuse_scale(block: hgnet.ConvBNAct) -> None:
+    """Fold HGNetV2's learned scale and shift after ReLU: both go into the convolution.
+
+    For a scale s >= 0, s * relu(x) + b = max(s * x + b, b); for a negative one it is min(s * x + b, b). The shift can
+    thus be folded whatever the next convolution pads with.
+    """
+    lab, conv = block.lab, block.conv
+    if isinstance(lab, hgnet.LearnableAffineBlock) and isinstance(conv, FusedConv) and conv.settings.activation == RELU:
+        scale, shift = float(lab.scale), float(lab.bias)
+        limits = (shift, None) if scale >= 0 else (None, shift)
+        block.conv = FusedConv(conv, conv.weight * scale, conv.bias * scale + shift, limits)
+        block.lab = nn.Identity()

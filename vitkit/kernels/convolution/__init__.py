@@ -1,0 +1,60 @@
+"""A convolution whose weights no longer change, with its activation.
+
+`plain.py` is the definition: it also runs in exports, in compiled models, under autocast, with gradients and on a GPU.
+On an x86 CPU `onednn.py` keeps the weights in oneDNN's order, into which they are otherwise brought at every call, and
+computes the activation while a result is in the cache.
+"""
+
+import functools
+from collections.abc import MutableMapping
+
+import torch
+from torch import Tensor
+
+from vitkit.kernels import is_traced, plain_only
+from vitkit.kernels.convolution import onednn, plain
+from vitkit.kernels.convolution.settings import RELU, Activation, Settings
+
+__all__ = ["RELU", "Activation", "Settings", "convolution"]
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    settings: Settings,
+    *,
+    residual: Tensor | None = None,
+    cache: MutableMapping[str, Tensor],
+) -> Tensor:
+    """Compute `activation(F.conv2d(x, weight, bias) + residual)`.
+
+    Args:
+        x: (B, C, H, W).
+        weight, bias: (D, C / groups, kernel height, kernel width) and (D,).
+        residual: in the shape of the output; None: zero.
+        cache: belongs to the weights, which are kept in it in another order; empty at first.
+    Returns:
+        (B, D, H', W').
+    """
+    if not _runs_onednn(x, weight) or (residual is not None and not onednn.adds_before(settings.activation)):
+        return plain.convolution(x, weight, bias, settings, residual)
+    if "weight" not in cache:
+        cache["weight"] = onednn.prepare(weight, settings, x.shape)
+    return onednn.convolution(x, cache["weight"], bias, settings, residual)
+
+
+def _runs_onednn(x: Tensor, weight: Tensor) -> bool:
+    return (
+        not plain_only()
+        and not is_traced()
+        and x.device.type == weight.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and torch.backends.mkldnn.enabled
+        and _is_available()
+    )
+
+
+_is_available = functools.cache(onednn.is_available)

@@ -1,0 +1,102 @@
+"""Convolutions prepared for inference: the norm after them is part of their weights, the activation of their kernel.
+
+`Model.fuse` asks every module that `Fuses` for what takes its place; the functions here make that.
+"""
+
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.kernels.convolution import RELU, Activation, Settings, convolution
+from vitkit.nn.layers import merge_norm
+from vitkit.nn.padding import zero_padding
+
+__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fuse_pair"]
+
+
+class FusedConv(nn.Conv2d):
+    """A convolution with the norm and the activation that followed it, for inference only.
+
+    Args:
+        conv: the convolution, for its settings.
+        weight, bias: those with the norm.
+        activation: see `vitkit.kernels.convolution.Activation`.
+    """
+
+    def __init__(self, conv: nn.Conv2d, weight: Tensor, bias: Tensor, activation: Activation = None):
+        channels = (conv.in_channels, conv.out_channels)
+        geometry = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
+        super().__init__(*channels, *geometry, device="meta")
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        self.settings = Settings(conv.stride, conv.padding, conv.dilation, conv.groups, activation)
+        self._cache: dict[str, Tensor] = {}
+        self.eval()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+        """(B, in_channels, H, W) -> (B, out_channels, H', W'): the activation of the norm and of the residual, if any.
+
+        With a padding mask, (B, H, W) bool of any size with True = padding, padding counts as zero.
+        """
+        if self.kernel_size != (1, 1):
+            x = zero_padding(x, padding_mask)
+        return convolution(x, self.weight, self.bias, self.settings, residual=residual, cache=self._cache)
+
+    def train(self, mode: bool = True) -> "FusedConv":
+        """Refuse training mode, since the norm's statistics and weights are no longer there."""
+        if mode:
+            raise ConfigError("train: the model is fused (Model.fuse), for inference only. Train the model before it.")
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}  # weights in oneDNN's order are for this process
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "FusedConv":
+        self._cache = {}
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, *_: Any) -> NoReturn:
+        raise CheckpointError(
+            "state_dict: the model is fused (Model.fuse), so its weights fit no other model. Save the model that was "
+            "not fused (of a predictor, predictor.model), and fuse a copy: copy.deepcopy(model).fuse()."
+        )
+
+    def _load_from_state_dict(self, *_: Any) -> NoReturn:
+        raise CheckpointError(
+            "load_state_dict: the model is fused (Model.fuse), so it has no norms to load weights into. Load them "
+            "into the model before fusing it."
+        )
+
+
+def can_fold(conv: nn.Module, norm: nn.Module) -> bool:
+    """Return whether a norm after a convolution can be part of its weights, and nothing watches the two."""
+    watched = any(module._forward_hooks or module._forward_pre_hooks for module in (conv, norm))
+    return (
+        type(conv) is nn.Conv2d
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+        and getattr(norm, "running_var", None) is not None
+        and (isinstance(norm, _BatchNorm) or "FrozenBatchNorm" in type(norm).__name__)
+        and not watched
+    )
+
+
+def fold(conv: nn.Conv2d, norm: nn.Module, activation: Activation = None) -> FusedConv:
+    """Return the convolution with its norm, see `can_fold`, and an activation."""
+    return FusedConv(conv, *merge_norm(conv, norm), activation)
+
+
+def fuse_pair(owner: nn.Module, conv: str, norm: str, activation: Activation = None) -> None:
+    """Fold a norm into the convolution before it, if that is possible.
+
+    Args:
+        owner: the module that they are parts of, and whose `forward` calls one right after the other.
+        conv, norm: their dotted names; the norm becomes an identity.
+        activation: the one after the norm, which `owner` no longer computes if the norm is an identity.
+    """
+    pair = (owner.get_submodule(conv), owner.get_submodule(norm))
+    if can_fold(*pair):
+        owner.set_submodule(conv, fold(*pair, activation))
+        owner.set_submodule(norm, nn.Identity())
