@@ -43,3 +43,8 @@ def test_only_the_input_is_stored():
         norm_silu(x, norm)
 
     assert [tensor.data_ptr() for tensor in stored if tensor.ndim == 4] == [x.data_ptr()]
+
+
+def test_single_value_per_channel_is_refused_as_by_the_norm():
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        norm_silu(torch.randn(1, 6, 1, 1, requires_grad=True), nn.BatchNorm2d(6))

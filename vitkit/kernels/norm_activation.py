@@ -41,6 +41,7 @@ def _is_trained_on_cpu(x: Tensor, norm: nn.Module) -> bool:
         and norm.track_running_stats
         and norm.momentum is not None
         and x.dtype == norm.weight.dtype == torch.float32
+        and x.numel() > x.shape[1]  # a single value for each channel is refused by the norm itself
         and torch.is_grad_enabled()
         and not plain_only()
         and not is_traced()
