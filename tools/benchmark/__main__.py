@@ -50,6 +50,7 @@ PARTS = {
     "dfine": "realtime",
     "rf_detr": "realtime",
     "grounding_dino": "grounding",
+    "fused": "fused",
     "latency": "latency",
     "deformable": "kernels",
     "backbones": "models",
@@ -62,6 +63,7 @@ PARTS = {
     "recipes": "recipes",
     "packs": "packs",
     "waiting": "waiting",
+    "step": "parts",
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
 ROWS = (
