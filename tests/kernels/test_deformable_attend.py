@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from helpers.processes import run_anew
 
 from vitkit.kernels import deformable_attention, use_kernels
-from vitkit.kernels.deformable_attention import cpu, deformable_attend, plain
+from vitkit.kernels.deformable_attention import cpu, deformable_attend, exported, plain
 
 SHAPES = [(5, 7), (3, 2), (1, 1), (4, 1)]
 HEADS, POINTS = 3, 2
@@ -122,6 +122,32 @@ def test_fast_equals_plain_with_different_numbers_of_points():
         tensors = values, locations.requires_grad_(), weights.requires_grad_()
         expected = run(partial(plain.deformable_attend, levels=levels), *tensors)
         assert_all_close(run(partial(deformable_attend, levels=levels), *tensors), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_form_for_exported_files_equals_plain(dtype):
+    values, locations, weights = inputs(MANY, dtype=dtype)
+    for points in (locations, on_pixels_and_borders(locations)):
+        tensors = values, SHAPES, points, weights, [0, 1, 2, 3]
+        got, expected = exported.deformable_attend(*tensors), plain.deformable_attend(*tensors)
+        torch.testing.assert_close(got, expected, rtol=1e-10 if dtype == torch.float64 else 2e-3, atol=1e-10)
+    # Several groups of points on a level.
+    split = locations.flatten(3, 4)[..., None, :], weights.flatten(3)[..., None]
+    tensors = values, SHAPES, *split, [0, 0, 1, 1, 2, 2, 3, 3]
+    torch.testing.assert_close(exported.deformable_attend(*tensors), plain.deformable_attend(*tensors))
+
+
+class Attend(torch.nn.Module):
+    def forward(self, values, locations, weights):
+        return deformable_attend(values, SHAPES, locations, weights)
+
+
+def test_exported_programs_sample_by_one_operator_for_each_group():
+    tensors = tuple(x.detach().float() for x in inputs(FEW))
+    program = torch.export.export(Attend(), tensors, strict=False)
+    operators = [str(node.target) for node in program.graph.nodes]
+    assert sum("grid_sampler" in name for name in operators) == len(SHAPES)
+    torch.testing.assert_close(program.module()(*tensors), Attend()(*tensors))
 
 
 @pytest.mark.parametrize("num_queries", [FEW, MANY])

@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+from collections import Counter
 
 import pytest
 import torch
@@ -112,6 +113,21 @@ def test_padding_that_is_isolated_stays_so(name):
     with torch.inference_mode():
         batch, alone = fused(x, mask)["pred_logits"][1:], fused(x[1:, :, :, :64])["pred_logits"]
     torch.testing.assert_close(batch, alone, atol=1e-3, rtol=1e-3)
+
+
+def count_operators(model, x):
+    program = torch.export.export(model, (x,), strict=False)
+    return Counter(node.target.__name__.partition(".")[0] for node in program.graph.nodes if callable(node.target))
+
+
+def test_exported_graph_is_convolutions_with_their_activations():
+    backbone = randomize_norms(dfine("n", num_classes=3, num_queries=20).eval()).backbone
+    x = images(64, 64)[0]
+    with torch.no_grad():
+        before, after = count_operators(backbone, x), count_operators(copy.deepcopy(backbone).fused(), x)
+    assert before["batch_norm"] == before["conv2d"] == after["conv2d"]
+    assert not after.keys() & {"batch_norm", "relu", "relu_", "mul"}
+    assert after.total() < before.total() / 2
 
 
 SIZES = [

@@ -50,6 +50,7 @@ PARTS = {
     "dfine": "realtime",
     "rf_detr": "realtime",
     "grounding_dino": "grounding",
+    "fused": "fused",
     "latency": "latency",
     "deformable": "kernels",
     "backbones": "models",
@@ -62,6 +63,7 @@ PARTS = {
     "recipes": "recipes",
     "packs": "packs",
     "waiting": "waiting",
+    "step": "parts",
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
 ROWS = (
@@ -96,7 +98,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the rows are also written, as JSON")
     latency = parser.add_argument_group("options of the part latency")
-    text = "real-time models to measure (default: all)"
+    text = "real-time models to measure, or all (default: six of them, as each takes minutes)"
     latency.add_argument("--models", type=one_of(models_of_latency), nargs="+", default=[], metavar="MODEL", help=text)
     text = f"how each of them is run, {', '.join(ROWS)} (default: all that can be measured here)"
     latency.add_argument("--rows", choices=ROWS, nargs="+", default=[], metavar="ROW", help=text)
@@ -124,7 +126,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def models_of_latency() -> Sequence[str]:
     from vitkit.tools.benchmark.latency import MODELS
 
-    return tuple(MODELS)
+    return ("all", *MODELS)
 
 
 def outside_file(text: str) -> OnnxFromOutside:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,8 @@ MODELS = {
     "RT-DETRv2-R101": Published("rtdetrv2_r101", 640, 54.3, None),
 }
 """DEIM's are D-FINE's networks, with another activation in the decoder."""
+DEFAULT_MODELS = ("D-FINE-N", "D-FINE-S", "RT-DETR-R18", "RF-DETR-N", "DEIMv2-S", "DEIMv2-Atto")
+"""What is measured unless models are chosen, as all take hours."""
 OFFICIAL = {"D-FINE-N": "dfine_n", "D-FINE-S": "dfine_s", "RF-DETR-N": "rf_detr_n"}
 """Model -> the family in `realtime` with the official code, if that can be imported."""
 SIDE = 640
@@ -307,11 +310,11 @@ def chosen_forms(options: Options) -> dict[str, Form]:
 def measure(part: str, options: Options) -> list[Row]:
     """Measure models and files from outside; `part` is the only one, "latency"."""
     forms, rows = chosen_forms(options), []
-    for file in options.onnx:  # an error in one comes before anything is measured
-        inputs_from_outside(file, options.batch_sizes[0])
+    for file, batch_size in product(options.onnx, options.batch_sizes):
+        inputs_from_outside(file, batch_size)  # so that an error comes before anything is measured
     for batch_size in options.batch_sizes:
         setting = f"batch {batch_size}" if batch_size > 1 else ""
-        for name in options.models or MODELS:
+        for name in MODELS if "all" in options.models else options.models or DEFAULT_MODELS:
             with tempfile.TemporaryDirectory() as folder:
                 job = Job(name, MODELS[name], batch_size, options, Path(folder))
                 has_official = name in OFFICIAL and len(FAMILIES[OFFICIAL[name]].builders) > 2

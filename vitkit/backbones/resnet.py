@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 import torchvision
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
@@ -11,6 +10,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
+from vitkit.kernels.layout import convolution_layout
 from vitkit.nn.fusion import RELU, fuse_pair
 from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import check_images
@@ -254,8 +254,7 @@ class ResNet(BackboneBase, tv.ResNet):
         """
         check_images(type(self).__name__, images, in_channels=self.in_channels)
         padding = None if padding_mask is None else padding_mask[:, None]
-        # Channels last makes DETR 5 to 10 % faster on a CPU, and is the layout that tensor cores work in.
-        x = images.contiguous(memory_format=torch.channels_last)
+        x = images.contiguous(memory_format=convolution_layout(images))
         # A kernel would carry what is in the padding into the image.
         x = without_padding(x, padding)
         padding = subsample(padding, 2)

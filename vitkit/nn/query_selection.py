@@ -52,9 +52,8 @@ class LocationSelection(nn.Module):
         anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
-        x = memory.masked_fill(unusable, 0)
-        if self.projects:
-            x = self.enc_output_norm(self.enc_output(x))
+        memory = memory.masked_fill(unusable, 0)
+        x = self._contents(memory)
         logits = self.class_embed(x)
         scores = logits.amax(-1)
         if levels.padding_mask is not None:
@@ -62,11 +61,16 @@ class LocationSelection(nn.Module):
             scores = scores.masked_fill(levels.padding_mask, -torch.inf)
         best = scores.topk(num_queries, dim=1).indices
         # Only the selected locations have a loss, so the boxes of others need not be computed.
-        content = gather_rows(x, best)
+        if torch.is_grad_enabled():
+            # Computed again for them alone, so that nothing is stored for the others, whose gradient is zero.
+            content = self._contents(gather_rows(memory, best))
+            logits = self.class_embed(content)
+        else:
+            content, logits = gather_rows(x, best), gather_rows(logits, best)
         boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
         selection = {
             "name": "enc",
-            "pred_logits": gather_rows(logits, best),  # (B, Q, num_classes)
+            "pred_logits": logits,  # (B, Q, num_classes)
             "pred_boxes": boxes,  # (B, Q, 4)
             "aux_outputs": [],
             "matches": None,
@@ -74,6 +78,10 @@ class LocationSelection(nn.Module):
             "class_agnostic": False,
         }
         return selection, Queries(content.detach(), references=boxes.detach())
+
+    def _contents(self, memory: Tensor) -> Tensor:
+        """(B, N, d_model) -> the same."""
+        return self.enc_output_norm(self.enc_output(memory)) if self.projects else memory
 
 
 class BoxSelection(nn.Module):

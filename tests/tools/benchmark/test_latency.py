@@ -55,7 +55,7 @@ def test_every_form_of_a_model_is_measured_and_one_that_fails_says_why(small, mo
     monkeypatch.setattr(latency, "missing_compiler", lambda: None)
     forms = ("vitkit", "vitkit-compiled", "onnxruntime", "int8", "transformers-compiled")
     monkeypatch.setattr(latency, "FORMS", {"cpu": {name: latency.FORMS["cpu"][name] for name in forms}})
-    *measured, failed = latency.measure("latency", Options(repeats=1, batch_sizes=[2]))
+    *measured, failed = latency.measure("latency", Options(repeats=1, batch_sizes=[2], models=["all"]))
     assert [row.name for row in measured] == [
         *("vitkit", "vitkit, compiled", "vitkit, ONNX Runtime", "vitkit, ONNX Runtime int8")
     ]
@@ -97,12 +97,12 @@ def test_what_a_machine_lacks_is_left_out_or_an_error_if_it_is_asked_for(monkeyp
         latency.chosen_forms(Options(rows=["vitkit-compiled"]))
     with pytest.raises(ConfigError, match="--rows int8: expected vitkit, .* on the device cuda"):
         latency.chosen_forms(Options(device="cuda", rows=["int8"]))
-    assert list(benchmark.ROWS) == list(latency.FORMS["cpu"])
+    assert list(benchmark.ROWS) == list(latency.FORMS["cpu"]) and set(latency.DEFAULT_MODELS) < set(latency.MODELS)
 
 
 def test_a_file_from_outside_is_measured(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(latency, "MODELS", {})
+    monkeypatch.setattr(latency, "DEFAULT_MODELS", ())
     path = write_onnx(tmp_path / "a.onnx", [1, 3, 16, 24])
     options = Options(repeats=1, rows=["onnxruntime"], onnx=[OnnxFromOutside("YOLO", 39.5, path)])
     (row,) = latency.measure("latency", options)
@@ -125,7 +125,7 @@ def test_images_for_a_file_from_outside_are_of_its_size_and_type(tmp_path):
 )
 def test_a_file_that_takes_something_else_is_named_before_anything_is_measured(shape, message, tmp_path):
     path = write_onnx(tmp_path / "a.onnx", shape)
-    options = Options(rows=["vitkit"], batch_sizes=[2], onnx=[OnnxFromOutside("a", None, path)])
+    options = Options(rows=["vitkit"], batch_sizes=[1, 2], onnx=[OnnxFromOutside("a", None, path)])
     with pytest.raises(DataError, match=message):
         latency.measure("latency", options)
     path.write_bytes(b"no model")
@@ -136,7 +136,7 @@ def test_a_file_that_takes_something_else_is_named_before_anything_is_measured(s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["latency", "--models", "YOLO"], "argument --models: 'YOLO': expected D-FINE-N, D-FINE-S"),
+        (["latency", "--models", "YOLO"], "argument --models: 'YOLO': expected all, D-FINE-N, D-FINE-S"),
         (["latency", "--rows", "tensorrt"], "argument --rows: invalid choice: 'tensorrt'"),
         (
             ["latency", "--onnx", "YOLO11n=missing.onnx"],

@@ -14,7 +14,7 @@ from vitkit.io.git_files import read_git_state
 
 PACKAGES = (
     *("torchvision", "timm", "numpy", "scipy", "pillow", "opencv-python-headless", "av", "pycocotools"),
-    *("albumentations", "fvcore", "onnx", "onnxruntime", "transformers", "tokenizers"),
+    *("albumentations", "fvcore", "onnx", "onnxruntime", "openvino", "transformers", "tokenizers"),
 )
 """Packages whose versions a bug may depend on, beside torch."""
 _VARIABLES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VITKIT_")

@@ -11,7 +11,7 @@ logger = logging.getLogger("vitkit")
 
 
 class FusedCopy:
-    """Keeps a fused copy of a model, see `Model.fuse`, and makes a new one if the model's tensors have changed."""
+    """Keeps a fused copy of a model, see `Model.fuse`, and makes a new one if the model has changed."""
 
     def __init__(self) -> None:
         self._copy: nn.Module | None = None
@@ -26,6 +26,7 @@ class FusedCopy:
         for module in model.modules():
             if module.training or module._forward_hooks or module._forward_pre_hooks:
                 return model
+            source += map(id, vars(module).values())  # settings, such as the number of detections
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
                     # Every change in place, such as an optimizer's step or load_state_dict, counts the version up,

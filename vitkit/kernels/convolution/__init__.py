@@ -2,7 +2,8 @@
 
 `plain.py` is the definition: it also runs in exports, in compiled models, under autocast, with gradients and on a GPU.
 On an x86 CPU `onednn.py` keeps the weights in oneDNN's order, into which they are otherwise brought at every call, and
-computes the activation while a result is in the cache.
+computes the activation while a result is in the cache: inference of a fused D-FINE-N (640x640, batch 1) takes 0.90 of
+the time, RT-DETR-R50 0.94, RT-DETR-R18 0.95, D-FINE-S 0.96, on one thread of an AMD EPYC limited to AVX2, torch 2.14.1.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """The sampled sum in multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159, equation 3).
 
-`plain.py` is the definition. It also runs in exports, on devices without a kernel, and on a GPU if a deterministic
-gradient is requested. `cpu.py` and `triton.py` compute the same on a CPU and a GPU. With `cpu.py`, inference of
-Deformable DETR-R50 (480x640, batch 1) takes 0.37 of the plain form's time on one thread of an AMD EPYC with AVX-512,
-torch 2.14.1; earlier, a training step took about half.
+`plain.py` is the definition. It also runs on devices without a kernel, and on a GPU if a deterministic gradient is
+requested. `cpu.py` and `triton.py` compute the same on a CPU and a GPU, and `exported.py` in exported files. With
+`cpu.py`, inference of Deformable DETR-R50 (480x640, batch 1) takes 0.37 of the plain form's time on one thread of an
+AMD EPYC with AVX-512, torch 2.14.1; earlier, a training step took about half.
 
 Shapes: B batch, L queries, S locations on all levels together, d channels per head. A query's points are in groups of
 equal size: one group per level or, if the levels have different numbers of points, several.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitkit.kernels import plain_only
-from vitkit.kernels.deformable_attention import cpu, plain
+from vitkit.kernels.deformable_attention import cpu, exported, plain
 
 
 def deformable_attend(
@@ -43,6 +43,8 @@ def deformable_attend(
     """
     levels = list(range(len(shapes))) if levels is None else list(levels)
     _check_shapes(values, shapes, sampling_locations, weights, levels)
+    if _is_exporting() and not plain_only():
+        return exported.deformable_attend(values, shapes, sampling_locations, weights, levels)
     if _runs_plain(values.device.type, torch.is_grad_enabled()):
         return plain.deformable_attend(values, shapes, sampling_locations, weights, levels)
     sizes = [size for shape in shapes for size in shape]
@@ -78,9 +80,7 @@ def _check_shapes(
 
 @torch.compiler.assume_constant_result
 def _runs_plain(device: str, needs_grad: bool) -> bool:
-    # Called here, since the compilers of some versions take `is_exporting` to be true wherever they trace it
-    # themselves.
-    if plain_only() or _is_exporting():
+    if plain_only():
         return True
     if device == "cuda":
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
@@ -88,6 +88,8 @@ def _runs_plain(device: str, needs_grad: bool) -> bool:
     return device != "cpu"
 
 
+# The compilers of some versions take `is_exporting` to be true wherever they trace it themselves.
+@torch.compiler.assume_constant_result
 def _is_exporting() -> bool:
     """Whether a graph is being recorded for another program, which only knows PyTorch's operators."""
     if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
