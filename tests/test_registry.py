@@ -120,6 +120,8 @@ def test_check_names_accepts_what_the_constructor_takes():
 def test_nearest_lists_all_names_when_none_is_near():
     assert nearest("zzz", ["b", "a"]) == "Known: a, b."
     assert nearest("x", []) == "Known: (none)."
+    assert nearest("name_7", [f"name_{k}" for k in range(50)] + ["other"]).endswith("'? There are 51 names.")
+    assert nearest("zzz", [f"name_{k}" for k in range(50)]).endswith(", and 10 more.")
 
 
 def test_registries_are_found_by_kind():

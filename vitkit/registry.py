@@ -28,11 +28,13 @@ MAX_NAMES = 40
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error message: the names nearest to a mistaken one, then the full list."""
+    """Return the end of an error message: the names nearest to a mistaken one, then all, unless there are many."""
     names = sorted(names)
     close = [other for other in names if other.lower() == name.lower()]
     close = close or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
+    if close and len(names) > MAX_NAMES:
+        return f"{hint}There are {len(names)} names."
     more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{hint}Known: {', '.join(names[:MAX_NAMES]) if names else '(none)'}{more}."
 

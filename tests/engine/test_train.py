@@ -1,5 +1,6 @@
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.hooks import EndAfter, Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
-from vitkit.engine.trainer import fit, seed_everything
+from vitkit.engine.trainer import describe, fit, seed_everything
 from vitkit.errors import CheckpointError, ConfigError, TrainingError
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
@@ -26,6 +27,22 @@ def test_training_lowers_the_loss_and_logs_it(tmp_path):
     assert steps[0]["loss"] == pytest.approx(sum(steps[0]["losses"].values()))
     assert {"lr", "it_s", "data_share", "memory_mb", "epoch"} <= steps[0].keys()
     assert 0 <= steps[0]["data_share"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("classes", "text"), [(None, "2 validation images  "), (["a"], "validation images, 1 class  ")]
+)
+def test_first_line_names_the_classes_if_there_are_any(classes, text):
+    class Images(list):
+        noun = "images"
+
+        def training_indices(self):
+            return range(len(self))
+
+    data = Images([0, 1])
+    data.classes = classes
+    state = SimpleNamespace(run_dir="run", parameters=[], device=CPU, settings=TrainSettings(epochs=1))
+    assert text in describe(state, data, data, {})
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"precision": "fp16"}, {"accumulate": 2}])

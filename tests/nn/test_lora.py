@@ -156,6 +156,16 @@ def test_patterns_that_match_nothing_are_errors_with_the_nearest_names():
         LoRA(layers="*qkv").add_to(model)
 
 
+def test_options_that_do_not_fit_the_layers_are_named(caplog):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    with pytest.raises(ConfigError, match=r"train.lora.rank: got 7; '0' has only 4 inputs and 6 outputs"):
+        LoRA(layers="*", rank=7).add_to(model)
+    assert all(p.requires_grad for p in model.parameters())
+    assert LoRA(layers="*", rank=6, train="1").add_to(model) == ["0", "1"]
+    assert "layers='*' and train='1' both name 1 layer, such as '1': only their updates are trained" in caplog.text
+    assert not model[1].frozen_weight.requires_grad
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -41,6 +41,17 @@ def test_training_memory_is_reported_without_allocating_it(capsys):
     assert less["fsdp"]["total"] < less["ddp"]["total"] < full["ddp"]["total"]
 
 
+def test_training_memory_of_low_rank_updates_is_that_of_what_is_trained(capsys):
+    arguments = ["quickstart/classifier", "--training", "1", "--no-macs", "--json"]
+    reports = []
+    for settings in ([], ["train.lora={'layers': 'backbone.*', 'rank': 2}"]):
+        analyze.main([*arguments, *settings])
+        reports.append(json.loads(capsys.readouterr().out)["ddp"])
+    full, lora = reports
+    assert full["gradients"] == full["weights"] < lora["weights"] < 1.2 * full["weights"]
+    assert 0 < lora["gradients"] < 0.2 * full["gradients"] and lora["optimizer"] == 2 * lora["gradients"]
+
+
 TRANSFORMER = [
     "ViT",
     "depth=48",

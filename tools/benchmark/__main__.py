@@ -63,6 +63,7 @@ PARTS = {
     "recipes": "recipes",
     "packs": "packs",
     "waiting": "waiting",
+    "step": "parts",
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
 ROWS = (

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ["pytest", "-q", "tests/backbones", "tests/models", "tests/losses", "tests/seq2seq", "-k"]
 MEASURED = (
     "deformable", "detr", "deformable_detr", "dino", "mask2former",
-    "rtdetr", "dfine", "rf_detr", "grounding_dino", "backbones", "decoding", "waiting",
+    "rtdetr", "dfine", "rf_detr", "grounding_dino", "backbones", "decoding", "waiting", "step",
 )  # fmt: skip
 LATENCY = {
     f"latency_{precision}_batch{batch}": (precision, str(batch)) for precision in ("fp16", "bf16") for batch in (1, 32)

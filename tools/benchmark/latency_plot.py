@@ -46,7 +46,7 @@ def plot_latencies(rows: Sequence[Row], out_path: str | Path, *, title: str) -> 
         for name in sorted({row.name for row in shown}, key=list(STYLES).index):
             _draw(axes, name, [row for row in shown if row.name == name])
         axes.set(xscale="log", xlabel="milliseconds, measured", ylabel="COCO AP, published", title=setting)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.minorticks_off()
         axes.grid(alpha=0.25)

@@ -101,11 +101,12 @@ def time_in_turn(calls: Mapping[str, Call], options: Options) -> dict[str, list[
     """Return the seconds of each call in each round, after a warm-up round."""
     rounds = []
     for _ in range(options.repeats + 1):
-        rounds.append({name: _seconds(call, options) for name, call in calls.items()})
+        rounds.append({name: seconds_of(call, options) for name, call in calls.items()})
     return {name: [seconds[name] for seconds in rounds[1:]] for name in calls}
 
 
-def _seconds(call: Call, options: Options) -> float:
+def seconds_of(call: Call, options: Options) -> float:
+    """Return the time of a call, until the device has finished."""
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     synchronize()
     start = options.clock()

@@ -244,9 +244,9 @@ def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: 
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     threads = f" of {pluralize(torch.get_num_threads(), 'threads')}" * (run.device.type == "cpu")
+    data = f"{of_training} training and {len(val_set)} validation {train_set.noun}"
     return (
-        f"run {run.run_dir}  {of_training} training and {len(val_set)} validation "
-        f"{train_set.noun}, {', '.join(sizes)}  "
+        f"run {run.run_dir}  {', '.join([data, *sizes])}  "
         f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
         f"{world_size()} x {run.device.type}{threads}, {run.settings.precision}"
     )

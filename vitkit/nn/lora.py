@@ -1,5 +1,6 @@
 """LoRA: frozen layers with a trained update of low rank (Hu et al. 2021, https://arxiv.org/abs/2106.09685)."""
 
+import logging
 import math
 import re
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from vitkit.nn.layers import Linear
 from vitkit.ops.low_rank import FUSED_PARTS, WHOLE, low_rank_update
 from vitkit.protocols import child
 from vitkit.registry import nearest
+from vitkit.text_format import pluralize
+
+logger = logging.getLogger("vitkit")
 
 _PAIRS = "lora"
 """The submodule of a layer that has its pairs."""
@@ -86,7 +90,8 @@ class LoRA:
         B starts at zero, so the outputs stay the same. Batch norms that are not trained keep their statistics.
 
         Raises:
-            ConfigError: a pattern matches nothing, or the model computes a layer without gradients.
+            ConfigError: a pattern matches nothing, the model computes a layer without gradients, or the rank is larger
+                than a layer.
         """
         layers = {name: module for name, module in model.named_modules() if _can_be_updated(module)}
         chosen = _matching(self.layers, layers, "train.lora.layers", "linear layer or convolution without groups")
@@ -96,6 +101,20 @@ class LoRA:
                 "gradients. Set it to False: LoRA freezes the weights itself."
             )
         trained = self.trained_names(model)
+        both = [name for name in chosen if self.train is not None and f"{name}.weight" in trained]
+        if both:
+            count = pluralize(len(both), "layers")
+            logger.warning(
+                "train.lora: layers=%r and train=%r both name %s, such as %r: only their updates are trained",
+                self.layers, self.train, count, both[0],
+            )  # fmt: skip
+        for name in chosen:
+            weight: Any = layers[name].weight
+            if self.rank > max(len(weight), weight[0].numel()):
+                raise ConfigError(
+                    f"train.lora.rank: got {self.rank}; {name!r} has only {weight[0].numel()} inputs and {len(weight)} "
+                    "outputs. Expected a small number, such as 8."
+                )
         for name, parameter in model.named_parameters():
             if name not in trained:
                 parameter.requires_grad_(False)

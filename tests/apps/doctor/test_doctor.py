@@ -372,6 +372,8 @@ def test_memory_estimate_includes_batch_and_optimizer(coco):
     assert two["fixed"] == 4 * weights == four["fixed"]  # weights, gradients, two states of AdamW
     sharded, _ = details("train.strategy=fsdp", gpus=64)
     assert sharded["fixed"] < 3.5 * weights and sharded["activations"] == two["activations"]
+    lora, same = details("train.lora={'layers': 'backbone.*', 'rank': 1, 'train': 'head.class_embed'}")
+    assert same == weights and lora["fixed"] < 1.3 * weights  # of the base there are only weights
 
 
 def test_a_model_that_fails_is_an_issue(coco, monkeypatch):

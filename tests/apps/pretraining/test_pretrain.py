@@ -219,6 +219,7 @@ def test_wrong_options_are_errors(photos, capsys):
         ("vit_tiny_patch16", "no route.*teacher NAME=FILE"),
         ("resnet18=nowhere.pth", "nowhere.pth"),
         ("runs/nothing", "runs/nothing"),
+        ("resnt50", r"'resnt50' is neither.*Did you mean 'resnet50' or .*\? There are \d+ names\."),
     ],
 )
 def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_nothing(
@@ -230,7 +231,14 @@ def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_n
     monkeypatch.setattr("vitkit.weights.sources.fetch_file", unreachable)
     with pytest.raises((ConfigError, CheckpointError), match=message):
         pretrain(photos, teacher=teacher, device="cpu", overrides=["data.num_workers=0"])
-    assert not any(Path("runs/pretrain").iterdir())
+    assert not Path("runs/pretrain").exists()
+
+
+def test_a_labeled_folder_has_several_classes(photos, tmp_path):
+    write_photos(tmp_path / "labelled/cats")
+    with pytest.raises(ConfigError, match=r"labelled: got a single class, 'cats', which every guess is right about"):
+        pretrain(photos, labelled=tmp_path / "labelled", device="cpu")
+    assert not Path("runs/pretrain").exists()
 
 
 def labelled(folder: Path) -> Path:

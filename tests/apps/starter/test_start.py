@@ -487,6 +487,10 @@ def test_empty_folder_is_reused(tmp_path):
     assert start.make_free_folder(tmp_path / "a") == start.make_free_folder(tmp_path / "a") == tmp_path / "a"
     (tmp_path / "a/config.py").touch()
     assert start.make_free_folder(tmp_path / "a") == tmp_path / "a-2"
+    with pytest.raises(
+        ConfigError, match=r"config\.py/b: cannot be written \(Not a directory\)\. Choose another folder"
+    ):
+        start.make_free_folder(tmp_path / "a/config.py/b")
 
 
 def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, monkeypatch, capsys):

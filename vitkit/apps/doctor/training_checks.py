@@ -1,6 +1,7 @@
 """Checks of what a run would do with the data; each takes a case and yields issues."""
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import math
@@ -24,6 +25,7 @@ from vitkit.engine.optimizers import unmatched_names
 from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
+from vitkit.nn.lora import LoRA
 from vitkit.protocols import child
 from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch
@@ -303,6 +305,9 @@ def memory(case: Case) -> Iterator[Issue]:
     batch = _first_batch(case, images=1)
     if batch is None:
         return
+    if case.settings.lora is not None:
+        model = copy.deepcopy(model)  # other checks look at it without the pairs
+        LoRA(**case.settings.lora).add_to(model)
     model.train()
     criterion = build_criterion(case.config["criterion"], case.train.classes).to(case.options.device)
 

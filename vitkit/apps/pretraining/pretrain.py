@@ -25,6 +25,7 @@ from vitkit.apps.starter.start import comment, make_free_folder
 from vitkit.apps.training import api
 from vitkit.config import load_config
 from vitkit.config.overrides import split_override
+from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.trainer import check_training
@@ -217,7 +218,12 @@ def pretrain(
         backbone = backbone or METHODS[method].backbone
         request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
         folder = make_free_folder(Path(run_dir))
-        plan = make_plan(request, folder, device)
+        try:
+            plan = make_plan(request, folder, device)
+        except VitkitError:
+            with suppress(OSError):  # it has contents, such as a list of what was wrong
+                folder.rmdir()
+            raise
     try:
         if not plan.choice.step_minutes:
             plan = choose(plan, folder, device)
@@ -321,6 +327,11 @@ def check_options(request: Request, folder: Path) -> None:
     if request.labelled is not None and not os.path.isdir(request.labelled):
         raise ConfigError(
             f"--labelled {request.labelled}: no such folder. Expected one with a folder of images for each class."
+        )
+    if request.labelled is not None and len(classes := list_class_folders(Path(request.labelled))) < 2:
+        raise ConfigError(
+            f"--labelled {request.labelled}: got a single class, {classes[0]!r}, which every guess is right about. "
+            "Expected a folder of images for each of at least two."
         )
     draft = Plan(
         request, Photos(request.photos, request.photos, 0, 0, []), Choice(min(METHODS[request.method].sizes), 1)

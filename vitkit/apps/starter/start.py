@@ -25,6 +25,7 @@ from vitkit.apps.training.api import Run
 from vitkit.config import Config, load_config
 from vitkit.config.overrides import split_override
 from vitkit.devices import default_device, has_bfloat16
+from vitkit.engine.run_folder import writing_into
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.logging import LOG_NAME
 from vitkit.protocols import is_measured
@@ -310,10 +311,15 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path,
 
 
 def make_free_folder(path: Path) -> Path:
-    """Make the folder to write into, with a number after its name if a folder with contents is in the way."""
+    """Make the folder to write into, with a number after its name if a folder with contents is in the way.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
-    folder = next(candidate for candidate in candidates if is_free(candidate))
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(path):
+        folder = next(candidate for candidate in candidates if is_free(candidate))
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -1,7 +1,8 @@
 """Deformable attention's sampled sum in the operators that runtimes of exported files run fast.
 
 ONNX has `grid_sample` as one operator, where the plain form gathers each corner of a pixel's cell and computes its
-index. How much faster a whole file is: tools/benchmark/measurements.md, "Outside the convolutions".
+index. D-FINE-N's file (640x640, batch 1) takes 0.87 of the time that it takes with the plain form, RT-DETR-R18's 0.97,
+on one thread of an AMD EPYC with AVX-512, ONNX Runtime 1.32.0.
 """
 
 from collections.abc import Sequence

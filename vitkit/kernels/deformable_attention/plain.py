@@ -15,8 +15,7 @@ def deformable_attend(
 ) -> Tensor:
     """Sum weighted bilinear samples, group by group and corner by corner; see the package's `deformable_attend`.
 
-    It is equivalent to `grid_sample` for each level, but also runs in exports that have no `grid_sample`, and gathering
-    has a deterministic gradient on a GPU.
+    It is equivalent to `grid_sample` for each level, but gathering has a deterministic gradient on a GPU.
     """
     dtype = torch.promote_types(values.dtype, torch.float32)
     locations, weights = sampling_locations.to(dtype), weights.to(dtype)

@@ -24,6 +24,7 @@ from vitkit.apps.analysis.reports.text import TextCosts, text_costs
 from vitkit.apps.analysis.reports.training import TrainingMacs, epochs_of, training_dataset, training_macs_of
 from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
+from vitkit.nn.lora import LoRA
 from vitkit.protocols import Model
 
 FLOAT32 = 4
@@ -252,6 +253,8 @@ def step_memory(
     # A GPU for training has bfloat16, which "auto" chooses then.
     precision = settings.get("precision", "fp32").replace("auto", "bf16")
     checkpointing = settings.get("activation_checkpointing", False)
+    if settings.get("lora") is not None:
+        LoRA(**settings["lora"]).add_to(module)
     counted = Activations(0)
     if activations:
         counted = count_activations(module, shape, precision=precision, checkpointing=checkpointing)
