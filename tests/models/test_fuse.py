@@ -75,7 +75,7 @@ def test_dense_models(name):
 def test_classifiers(name):
     model = build_model(dict(type="Classifier", num_classes=5, backbone=dict(type=name, **CLASSIFIERS[name][0])))
     folds = any(isinstance(module, NORMS) for module in model.modules())
-    assert_fused_is_equal(model, images(160, 160)[0], folds=folds)
+    assert_fused_is_equal(model, images(96, 96)[0], folds=folds)
 
 
 @pytest.mark.parametrize("norm", [None, "frozen_bn"])
@@ -83,7 +83,7 @@ def test_classifiers(name):
 def test_networks_of_timm(name, norm):
     spec = dict(type="TimmBackbone", name=name, norm=norm, pretrained=False)
     model = build_model(dict(type="Classifier", num_classes=5, backbone=spec))
-    fused = assert_fused_is_equal(model, images(160, 160)[0])
+    fused = assert_fused_is_equal(model, images(96, 96)[0])
     # The norm after resnet26d's stem of three convolutions is not next to them.
     assert sum(hasattr(module, "running_var") for module in fused.modules()) == ("26d" in name)
     backbone = randomize_norms(BACKBONES.build(spec).eval())
@@ -163,7 +163,10 @@ def test_published_sizes(build):
         assert_same(fused.backbone(x), maps)
         features = model.neck(maps)
         assert_same(fused.neck(maps), features)
-        assert_same(fused.head(features), model.head(features))
+        # Rounding may exchange two of 300 selected locations, so the head is compared only where it is fused.
+        projections = [getattr(part.head, "input_proj", ()) for part in (fused, model)]
+        for fused_projection, projection, x in zip(*projections, features.values()):
+            assert_same(fused_projection(x), projection(x))
 
 
 def test_a_model_is_fused_once_and_in_evaluation_mode():
@@ -202,6 +205,8 @@ def test_copies_and_other_types_of_a_fused_model_compute_the_same():
         assert double["pred_logits"].dtype == torch.float64
         torch.testing.assert_close(double["pred_logits"].float(), expected["pred_logits"], atol=1e-3, rtol=1e-3)
         assert_same(fused.double().float()(x), expected)
+    convolution = copy.deepcopy(fused.backbone.conv1).to("meta")  # on another device than the one it was prepared on
+    assert convolution(x.to("meta")).device.type == "meta"
 
 
 def test_fused_copy_shares_what_it_does_not_fold():

@@ -15,7 +15,7 @@ class FusedCopy:
 
     def __init__(self) -> None:
         self._copy: nn.Module | None = None
-        self._source: tuple[Any, ...] = ()
+        self._source: list[Any] = []
 
     def of(self, model: nn.Module) -> Any:
         """Return what computes the same as a model in less time: the copy; or the model itself, if it is in training
@@ -23,18 +23,19 @@ class FusedCopy:
         if not isinstance(model, Model) or model.is_fused or model._compiled_call_impl is not None:
             return model
         source: list[Any] = [model]
+        for part in (model, *model.children()):
+            source += map(id, vars(part).values())  # settings, such as the number of detections
         for module in model.modules():
             if module.training or module._forward_hooks or module._forward_pre_hooks:
                 return model
-            source += map(id, vars(module).values())  # settings, such as the number of detections
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
                     # Every change in place, such as an optimizer's step or load_state_dict, counts the version up,
                     # but not one through `tensor.data`.
                     version = 0 if tensor.is_inference() else tensor._version
                     source += (id(tensor), tensor.data_ptr(), version)
-        if tuple(source) != self._source:
-            self._copy, self._source = _fused_copy(model), tuple(source)
+        if source != self._source:
+            self._copy, self._source = _fused_copy(model), source
         return self._copy
 
 
