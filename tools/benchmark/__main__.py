@@ -80,7 +80,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "number of rounds, whose medians are in the table (default: 9)"
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads; with several, all is measured with each (default: PyTorch's own)"
-    parser.add_argument("--threads", type=positive, nargs="+", metavar="N", help=text)
+    parser.add_argument("--threads", type=threads_or_part, nargs="+", default=[], metavar="N", help=text)
     text = "device of all parts except those that load images (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
@@ -111,7 +111,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     import torch
 
-    args.threads = args.threads or [torch.get_num_threads()]
+    # Parts may follow the numbers.
+    args.parts += [word for word in args.threads if word in PARTS]
+    args.threads = [word for word in args.threads if word not in PARTS] or [torch.get_num_threads()]
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
@@ -121,6 +123,11 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no GPU")
     return args
+
+
+def threads_or_part(text: str) -> int | str:
+    """Parse a number of threads, or a part, which may follow the numbers."""
+    return text if text in PARTS else positive(text)
 
 
 def models_of_latency() -> Sequence[str]:
@@ -209,8 +216,8 @@ def describe_machine(args: argparse.Namespace) -> str:
 
     from vitkit.devices import processor_name
 
-    threads = " and ".join(map(str, args.threads))
-    hardware = f"{processor_name()}, {os.cpu_count()} cores, {threads} threads"
+    threads = " and ".join(pluralize(number, "threads") for number in args.threads)
+    hardware = f"{processor_name()}, {os.cpu_count()} cores, {threads}"
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
     versions = [f"Python {platform.python_version()}"]

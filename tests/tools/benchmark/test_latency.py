@@ -153,6 +153,11 @@ def test_wrong_options_are_named(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_parts_may_follow_the_numbers_of_threads():
+    args = benchmark.parse_args(["--threads", "1", "2", "latency", "detr"])
+    assert (args.threads, args.parts) == ([1, 2], ["latency", "detr"])
+
+
 ROWS = [
     Row("D-FINE-N, 640x640", "vitkit", 0.1, 0.5, published_ap=42.8),
     Row("D-FINE-N, 640x640", "transformers", 0.2, 1.0, published_ap=42.8),

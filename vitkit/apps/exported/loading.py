@@ -151,7 +151,8 @@ class OpenVinoFile:
     def __init__(self, path: str | Path, metadata: Mapping[str, Any]):
         openvino = import_optional_module("openvino", extra="openvino")
         self.path, self.metadata = path, metadata
-        for node in _nodes(read_onnx(path)):
+        model = read_onnx(path)
+        for node in _nodes(model):
             ignored = [item.name for item in node.attribute if item.name in _IGNORED_IN_RESIZE and item.i]
             if node.op_type == "Resize" and ignored:
                 # Its outputs would be wrong without an error, as for a ViT's positions at fewer patches.
@@ -177,8 +178,10 @@ class OpenVinoFile:
                 f"{path}: OpenVINO {version} cannot read it ({_last_line(error)}). Use runtime onnxruntime, or export "
                 "the model with another opset."
             ) from error
-        self.inputs = [port.any_name for port in self._model.inputs]
-        self.outputs = [port.any_name for port in self._model.outputs]
+        # In the file's order; a port may also have names of what is equal to it.
+        weights = {weight.name for weight in model.graph.initializer}
+        self.inputs = [value.name for value in model.graph.input if value.name not in weights]
+        self.outputs = [value.name for value in model.graph.output]
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         arrays = {name: value.cpu().numpy() for name, value in _select_inputs(self, inputs).items()}
