@@ -30,7 +30,7 @@ from vitkit.apps.conversion.transformers_writing import make_config_json
 from vitkit.apps.deployment.checks import Inputs, run_graph
 from vitkit.apps.deployment.export import Part, make_image_example, quantize, write_part
 from vitkit.apps.exported.graphs import ExportGraph, image_graph
-from vitkit.apps.exported.loading import ONNX_FILES, import_optional_module, read_onnx
+from vitkit.apps.exported.runtimes import ONNX_FILES, import_optional_module, read_onnx
 from vitkit.apps.exported.settings import ExportSettings, Runtime
 from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError, DataError

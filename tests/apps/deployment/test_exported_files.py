@@ -18,7 +18,7 @@ from vitkit import build_model, load_config
 from vitkit.apps.deployment.checks import run_graph
 from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.text import text_graphs
-from vitkit.apps.exported import loading as exported
+from vitkit.apps.exported import runtimes as exported
 from vitkit.apps.exported.graphs import image_graph
 from vitkit.apps.exported.loading import ExportedGenerator, ExportedModel, open_exported
 from vitkit.apps.inference import Predictor, load

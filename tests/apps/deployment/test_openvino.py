@@ -11,7 +11,7 @@ from helpers.small_exports import IMAGES
 from PIL import Image
 
 import vitkit
-from vitkit.apps.exported import loading as exported
+from vitkit.apps.exported import runtimes as exported
 from vitkit.apps.exported.loading import open_exported
 from vitkit.apps.inference import load
 from vitkit.errors import CheckpointError, ConfigError, DataError

@@ -13,7 +13,8 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
 from vitkit.apps.exported.graphs import ExportGraph
-from vitkit.apps.exported.loading import NEW, ExportedFile
+from vitkit.apps.exported.loading import NEW
+from vitkit.apps.exported.runtimes import ExportedFile
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError

@@ -38,7 +38,8 @@ from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
-from vitkit.apps.exported.loading import METADATA, OnnxFile, import_optional_module, open_exported
+from vitkit.apps.exported.loading import METADATA, open_exported
+from vitkit.apps.exported.runtimes import OnnxFile, import_optional_module
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
 from vitkit.apps.inference.inputs import find_images
