@@ -214,10 +214,10 @@ def describe_machine(args: argparse.Namespace) -> str:
     """Describe the hardware, the versions and how times are measured, in one line."""
     import torch
 
-    from vitkit.devices import processor_name
+    from vitkit.devices import describe_processor
 
     threads = " and ".join(pluralize(number, "threads") for number in args.threads)
-    hardware = f"{processor_name()}, {os.cpu_count()} cores, {threads}"
+    hardware = f"{describe_processor()}, {os.cpu_count()} cores, {threads}"
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
     versions = [f"Python {platform.python_version()}"]

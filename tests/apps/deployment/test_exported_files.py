@@ -18,7 +18,7 @@ from vitkit import build_model, load_config
 from vitkit.apps.deployment.checks import run_graph
 from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.text import text_graphs
-from vitkit.apps.exported import runtimes as exported
+from vitkit.apps.exported import loading, runtimes
 from vitkit.apps.exported.graphs import image_graph
 from vitkit.apps.exported.loading import ExportedGenerator, ExportedModel, open_exported
 from vitkit.apps.inference import Predictor, load
@@ -81,7 +81,7 @@ def test_exported_model_has_the_properties_of_its_model():
 
 def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
     opened, file = [], run / "out" / "tiny.onnx"
-    monkeypatch.setattr(exported, "open_exported", lambda path, _: opened.append(path) or open_exported(path))
+    monkeypatch.setattr(loading, "open_exported", lambda path, _: opened.append(path) or open_exported(path))
     load(file)
     load(file)  # it may have changed since
     assert opened == [file, file]
@@ -131,7 +131,7 @@ def test_a_graph_that_computes_for_very_long_is_given_up(run, tmp_path, monkeypa
     model.graph.node.extend(make.make_node("MatMul", [f"m{k}", f"m{k}"], [f"m{k + 1}"]) for k in range(4))
     model.graph.output.append(make.make_tensor_value_info("m4", onnx.TensorProto.FLOAT, [2500, 2500]))
     onnx.save(model, tmp_path / "tiny.onnx")
-    monkeypatch.setattr(exported, "_MAX_SECONDS", 0.3)
+    monkeypatch.setattr(runtimes, "_MAX_SECONDS", 0.3)
     with pytest.raises(CheckpointError, match=r"tiny.onnx: has not computed anything in 0.3 s. Export the model again"):
         load(tmp_path / "tiny.onnx")
     monkeypatch.setattr(file, "_session", SimpleNamespace(run=lambda *_: time.sleep(1)))
@@ -258,7 +258,7 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
     written = {"text": predictor(IMAGES[0]).fields["text"]}
     files = [GraphInPython(predictor.model, graph=graph) for graph in text_graphs(predictor.model)]
     files[0].metadata["step"] = "a.step.onnx"
-    monkeypatch.setattr(exported, "open_exported", lambda path, _: files[1])
+    monkeypatch.setattr(loading, "open_exported", lambda path, _: files[1])
     runner = object.__new__(onnx_runner.Runner)
     runner.info = describe(predictor, cfg, name="tiny", license=None) | {"size": None}
     runner.inputs, (runner.session, runner.step) = ["images", "padding_mask"], files

@@ -11,7 +11,7 @@ from helpers.small_exports import IMAGES
 from PIL import Image
 
 import vitkit
-from vitkit.apps.exported import runtimes as exported
+from vitkit.apps.exported import runtimes
 from vitkit.apps.exported.loading import open_exported
 from vitkit.apps.inference import load
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -109,7 +109,7 @@ def test_a_file_that_computes_for_very_long_is_given_up(file, monkeypatch):
     opened, ended = open_exported(file, "openvino"), []
     request = SimpleNamespace(infer=lambda *_, **__: time.sleep(1), cancel=lambda: ended.append(True))
     monkeypatch.setattr(opened, "_model", SimpleNamespace(create_infer_request=lambda: request))
-    monkeypatch.setattr(exported, "_MAX_SECONDS", 0.1)
+    monkeypatch.setattr(runtimes, "_MAX_SECONDS", 0.1)
     with pytest.raises(CheckpointError, match="has not computed anything in 0.1 s"):
         opened.run({name: torch.zeros(1) for name in opened.inputs})
     assert ended
