@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import timm
 import torch
@@ -152,16 +154,19 @@ def test_frozen_stages_get_no_gradient_and_keep_their_statistics(name, stages, f
     assert moved or name == VIT
 
 
-def test_recomputing_activations_keeps_the_gradients():
-    model = BACKBONES.build(f"timm/{CONV}").train()
-    grads = []
+@pytest.mark.parametrize("name", [CONV, "hgnetv2_b0"])  # the latter's norms have kernels of their own
+def test_recomputing_activations_keeps_the_gradients_and_the_statistics(name):
+    model = BACKBONES.build(f"timm/{name}").train()
+    initial, grads, statistics = copy.deepcopy(model.state_dict()), [], []
     for enabled in (False, True):
         assert enable_activation_checkpointing(model, enabled) == 1
+        model.load_state_dict(initial)
         model.zero_grad()
-        model(images(64, 64))["res5"].square().mean().backward()
+        model(images(64, 64, batch=2))["res5"].square().mean().backward()
         grads.append([p.grad for p in model.parameters()])
+        statistics.append([buffer.clone() for buffer in model.buffers()])
     assert model.activation_checkpointing
-    for a, b in zip(*grads):
+    for a, b in zip(grads[0] + statistics[0], grads[1] + statistics[1]):
         torch.testing.assert_close(a, b)
 
 

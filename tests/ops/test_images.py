@@ -15,6 +15,13 @@ def test_clip_frames_are_normalized_like_images():
     assert not found[1, :, :, :, 3:].any() and normalize_images(found) is found
 
 
+def test_padding_of_normalized_images_is_zero_whatever_it_holds():
+    images, padding_mask = torch.full((1, 3, 2, 4), torch.nan), torch.zeros(1, 2, 4, dtype=torch.bool)
+    images[..., :3], padding_mask[..., 3:] = 1.0, True
+    found = normalize_images(images, padding_mask, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    assert found[..., :3].isfinite().all() and (found[..., 3:] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("shape", "message"),
     [

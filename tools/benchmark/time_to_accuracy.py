@@ -66,7 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         results, processor = args.out / f"{NAME}.json", describe_processor()
         for seed, minutes, arm in itertools.product(args.seeds, args.minutes, (DINO, FASTER_RCNN)):
             rows = read_rows(results)
-            if any(_key(row) == (arm, minutes, seed, processor) for row in rows):
+            done = next((row for row in rows if _key(row) == (arm, minutes, seed, processor)), None)
+            if done is not None:
+                settings = (
+                    _faster_rcnn_command(args, minutes, seed) if arm == FASTER_RCNN else [f"data.root={args.root}"]
+                )
+                if shlex.join(settings) not in done["command"]:
+                    print(f"{arm}, {minutes:g} min, seed {seed}: {results} has it by other settings: {done['command']}")
                 continue
             print(f"{arm}, {minutes:g} min, seed {seed} ...", flush=True)
             row = (train_dino if arm == DINO else train_faster_rcnn)(args, minutes, seed, rows)
@@ -112,10 +118,9 @@ def train_dino(args: argparse.Namespace, minutes: float, seed: int, rows: Sequen
 
 def train_faster_rcnn(args: argparse.Namespace, minutes: float, seed: int, rows: Sequence[Row]) -> Row:
     """Train torchvision's detector for the time; return its row."""
-    folder = _folder(args, "faster_rcnn", minutes, seed)
-    command = [str(args.root), "--minutes", f"{minutes:g}", "--seed", str(seed), "--size", str(args.size)]
-    command += ["--weights", str(args.weights)] * (args.weights is not None)
-    command += ["--stride-in-1x1"] * args.stride_in_1x1 + ["--pixel-mean", *map(str, args.pixel_mean)]
+    weights = "random" if args.weights is None else args.weights.stem
+    folder = _folder(args, f"faster_rcnn-{weights}-{args.size}", minutes, seed)
+    command = _faster_rcnn_command(args, minutes, seed)
     run_to_end(["vitkit", "benchmark.faster_rcnn", *command, "--run-dir", str(folder)], folder)
     result = read_json(folder / RESULT_NAME, key="results")
     if not isinstance(result, dict):
@@ -134,6 +139,12 @@ def train_faster_rcnn(args: argparse.Namespace, minutes: float, seed: int, rows:
         device=describe_processor(),
         threads=1,
     )
+
+
+def _faster_rcnn_command(args: argparse.Namespace, minutes: float, seed: int) -> list[str]:
+    command = [str(args.root), "--minutes", f"{minutes:g}", "--seed", str(seed), "--size", str(args.size)]
+    command += ["--weights", str(args.weights)] * (args.weights is not None)
+    return command + ["--stride-in-1x1"] * args.stride_in_1x1 + ["--pixel-mean", *map(str, args.pixel_mean)]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -111,7 +111,8 @@ def normalize_images(
     if images.ndim not in (4, 5):
         shape = f"(B, {channels}, H, W), or (B, {channels}, T, H, W)"
         raise DataError(f"images of shape {tuple(images.shape)}: expected {shape} of clips.")
-    if images.is_floating_point():
+    is_normalized = images.is_floating_point()
+    if is_normalized:
         if channels != 3 or (*mean, *std) == (*IMAGENET_MEAN, *IMAGENET_STD):
             return images
         usual_mean, usual_std, new_mean, new_std = (
@@ -124,9 +125,11 @@ def normalize_images(
         images = images.float().sub_(mean).div_(std)
     if padding_mask is None:
         return images
-    visible = (~padding_mask).to(images.dtype)[:, None]
+    hidden = padding_mask[:, None] if images.ndim == 4 else padding_mask[:, None, None]
+    if is_normalized:  # padding may be nan
+        return images.masked_fill_(hidden, 0.0)
     # Several times as fast as filling by a mask that is broadcast over the channels.
-    return images.mul_(visible if images.ndim == 4 else visible[:, None])
+    return images.mul_((~hidden).to(images.dtype))
 
 
 def per_channel(values: Sequence[float], images: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from vitkit.tools.benchmark import models
 from vitkit.tools.benchmark.models import FAMILIES, Case
 from vitkit.tools.benchmark.timing import Options
 
-# DINO selects 900 queries from the encoder's tokens; transformers' EoMT takes squares.
-SIZES = {"dino": (192, 256), "eomt": (64, 64)}
+# DINO selects 900 queries from the encoder's tokens; transformers' EoMT and MAE take squares.
+SIZES = {"dino": (192, 256), "eomt": (64, 64), "mae": (64, 64)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -49,9 +49,9 @@ def test_runs_fill_the_time_are_not_repeated_and_the_table_names_the_processor(r
     # The first number of epochs follows from timed steps, the second from the first run.
     assert runs == [
         ("a_processor_avx2/dino_r18-15min-1", 5),
-        ("a_processor_avx2/faster_rcnn-15min-1", program),
+        ("a_processor_avx2/faster_rcnn-w-320-15min-1", program),
         ("a_processor_avx2/dino_r18-30min-1", 10),
-        ("a_processor_avx2/faster_rcnn-30min-1", program),
+        ("a_processor_avx2/faster_rcnn-w-320-30min-1", program),
     ]
     runs.clear()
     main([*args, "1", "2"])
@@ -65,6 +65,9 @@ def test_runs_fill_the_time_are_not_repeated_and_the_table_names_the_processor(r
     assert f"| 15 | {DINO} | 1, 2 | 500, 500 | 15.0 | 0.165 (0.160, 0.170) | 0.900 (0.900, 0.900) |" in text
     assert f"| 15 | {FASTER_RCNN} | 1, 2 | 50, 50 | 15.0 | 0.100 (0.100, 0.100) |" in text
     assert "| 15 | difference, with Welch's 95 % interval | | | | +0.065 (" in text
+    assert "by other settings" not in capsys.readouterr().out
+    main(["data/bccd", "--minutes", "15", "--seeds", "1"])
+    assert "has it by other settings: python tools/benchmark/faster_rcnn.py" in capsys.readouterr().out
     monkeypatch.setattr(time_to_accuracy, "describe_processor", lambda: "another (AVX512)")
     runs.clear()
     main([*args[:-1], "--seeds", "1"])
