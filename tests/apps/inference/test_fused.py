@@ -111,8 +111,11 @@ def test_training_mode_compiled_models_and_others_run_as_they_are(predictor):
     assert fused.of(vit) is vit  # nothing to fold
     already = model.fused_copy()
     assert fused.of(already) is already
-    model.compile()
+    model.backbone.layer1.compile()  # does nothing until it is called
     assert fused.of(model) is model
+    compiled = dense_model("RTDETR").eval()
+    compiled.compile()
+    assert fused.of(compiled) is compiled
 
 
 def test_model_that_cannot_be_copied_runs_as_it_is(predictor, caplog):

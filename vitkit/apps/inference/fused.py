@@ -19,14 +19,15 @@ class FusedCopy:
 
     def of(self, model: nn.Module) -> Any:
         """Return what computes the same as a model in less time: the copy; or the model itself, if it is in training
-        mode, compiled, not a `Model`, or if one of its modules has a hook, which would not be called in a copy."""
-        if not isinstance(model, Model) or model.is_fused or model._compiled_call_impl is not None:
+        mode, not a `Model`, or if one of its modules is compiled or has a hook, which would not be so in a copy."""
+        if not isinstance(model, Model) or model.is_fused:
             return model
         source: list[Any] = [model]
         for part in (model, *model.children()):
             source += map(id, vars(part).values())  # settings, such as the number of detections
         for module in model.modules():
-            if module.training or module._forward_hooks or module._forward_pre_hooks:
+            hooks = module._forward_hooks or module._forward_pre_hooks
+            if hooks or module.training or module._compiled_call_impl is not None:
                 return model
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
