@@ -233,6 +233,7 @@ class Model(nn.Module):
             raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
         with torch.no_grad():
             _fuse_parts(self)
+        self.eval()  # new modules begin in training mode
         self.is_fused = True
         backbone = child(self, "backbone")
         if backbone is not None and not isinstance(backbone, Fuses):
@@ -246,6 +247,17 @@ class Model(nn.Module):
         change."""
         tensors = (*self.parameters(), *self.buffers())
         return copy.deepcopy(self, {id(tensor): tensor for tensor in tensors}).fuse()
+
+    def train(self, mode: bool = True) -> "Model":
+        """Set training mode, which a fused model refuses before any of its modules has changed.
+
+        Raises:
+            ConfigError: the model is fused.
+        """
+        if mode and self.is_fused:
+            name = type(self).__name__
+            raise ConfigError(f"train: {name} is fused (Model.fuse), for inference only. Train a model before it.")
+        return super().train(mode)
 
     def after_pretrained(self) -> None:
         """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""

@@ -183,8 +183,11 @@ def test_a_model_is_fused_once_and_in_evaluation_mode():
 def test_fused_model_is_neither_trained_nor_saved_nor_loaded():
     model = dense_model("DETR").eval()
     state, fused = model.state_dict(), model.fused_copy()
-    with pytest.raises(ConfigError, match="train: the model is fused"):
+    with pytest.raises(ConfigError, match="train: DETR is fused"):
         fused.train()
+    assert not any(module.training for module in fused.modules())
+    with pytest.raises(ConfigError, match="train: the module is fused"):
+        fused.backbone.train()
     fused.eval()
     with pytest.raises(CheckpointError, match=r"state_dict: the model is fused .* predictor.model"):
         fused.state_dict()

@@ -47,7 +47,7 @@ class FusedConv(nn.Conv2d):
     def train(self, mode: bool = True) -> "FusedConv":
         """Refuse training mode, since the norm's statistics and weights are no longer there."""
         if mode:
-            raise ConfigError("train: the model is fused (Model.fuse), for inference only. Train the model before it.")
+            raise ConfigError("train: the module is fused (Model.fuse), for inference only. Train a model before it.")
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
