@@ -224,13 +224,20 @@ class Model(nn.Module):
         those with hooks.
 
         Raises:
-            ConfigError: the model is in training mode, or fused already.
+            ConfigError: the model is in training mode, fused already, or has weights that are not finite.
         """
         name = type(self).__name__
         if self.training:
             raise ConfigError(f"fuse: {name} is in training mode. Call eval() first.")
         if self.is_fused:
             raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
+        # Some kernels of activations turn NaN into a number, which would hide that the weights are broken.
+        statistics = (item for item in self.named_buffers() if item[0].endswith(("running_mean", "running_var")))
+        for weights, value in (*self.named_parameters(), *statistics):
+            if not value.isfinite().all():
+                raise ConfigError(
+                    f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
+                )
         with torch.no_grad():
             _fuse_parts(self)
         self.eval()  # new modules begin in training mode

@@ -10,6 +10,7 @@ from tests.helpers.norm_statistics import randomize_norms
 from vitkit import AttentionRecorder
 from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.predictor import Predictor
+from vitkit.errors import ConfigError
 from vitkit.nn.fusion import FusedConv
 
 
@@ -118,8 +119,18 @@ def test_training_mode_compiled_models_and_others_run_as_they_are(predictor):
     assert fused.of(compiled) is compiled
 
 
+@pytest.mark.parametrize("name", ["backbone.conv1.weight", "backbone.bn1.running_var", "backbone.layer1.0.conv1.weight"])
+def test_weights_that_are_not_finite_stay_visible(predictor, caplog, name):
+    predictor.model.state_dict(keep_vars=True)[name].data.view(-1)[0] = float("nan")
+    with pytest.raises(ConfigError, match=f"fuse: RTDETR has weights that are not finite, in {name}"):
+        predictor.model.fused_copy()
+    with caplog.at_level("INFO", logger="vitkit"):
+        assert predictor._fused.of(predictor.model) is predictor.model
+    assert "RTDETR is not fused for inference: fuse: RTDETR has weights that are not finite" in caplog.text
+
+
 def test_model_that_cannot_be_copied_runs_as_it_is(predictor, caplog):
     predictor.model.handle = (line for line in ())  # generators have no copies
     with caplog.at_level("INFO", logger="vitkit"):
         assert np.isfinite(scores(predictor)).all()
-    assert "RTDETR is not fused for inference, as it cannot be copied: cannot pickle 'generator' object" in caplog.text
+    assert "RTDETR is not fused for inference: cannot pickle 'generator' object" in caplog.text

@@ -45,6 +45,6 @@ def _fused_copy(model: Model) -> nn.Module:
         return model
     try:
         return model.fused_copy()
-    except Exception as error:  # whatever a user's own module raises when it is copied
-        logger.info("%s is not fused for inference, as it cannot be copied: %s", type(model).__name__, error)
+    except Exception as error:  # weights that are not finite, or whatever a user's own module raises when it is copied
+        logger.info("%s is not fused for inference: %s", type(model).__name__, error)
         return model
