@@ -66,6 +66,8 @@ CHANGES = {
     "a step of an optimizer": step,
     "a setting": lambda model: setattr(model, "num_detections", 3),
     "statistics of norms": train_statistics,
+    "a layer without weights": lambda model: setattr(model.backbone, "maxpool", nn.AvgPool2d(3, 2, 1).eval()),
+    "a setting of a layer": lambda model: setattr(model.backbone.layer1[0].bn1, "eps", 0.5),
     "another layer": lambda model: setattr(model.backbone, "conv1", nn.Conv2d(3, 64, 7, 2, 3, bias=False).eval()),
 }
 
@@ -119,7 +121,9 @@ def test_training_mode_compiled_models_and_others_run_as_they_are(predictor):
     assert fused.of(compiled) is compiled
 
 
-@pytest.mark.parametrize("name", ["backbone.conv1.weight", "backbone.bn1.running_var", "backbone.layer1.0.conv1.weight"])
+@pytest.mark.parametrize(
+    "name", ["backbone.conv1.weight", "backbone.bn1.running_var", "backbone.layer1.0.conv1.weight"]
+)
 def test_weights_that_are_not_finite_stay_visible(predictor, caplog, name):
     predictor.model.state_dict(keep_vars=True)[name].data.view(-1)[0] = float("nan")
     with pytest.raises(ConfigError, match=f"fuse: RTDETR has weights that are not finite, in {name}"):
