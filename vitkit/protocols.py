@@ -251,9 +251,10 @@ class Model(nn.Module):
 
     def fused_copy(self) -> "Model":
         """Return a copy that is fused, see `fuse`, and shares with this model all tensors that folding does not
-        change."""
+        change; a copy of a fused model is fused already."""
         tensors = (*self.parameters(), *self.buffers())
-        return copy.deepcopy(self, {id(tensor): tensor for tensor in tensors}).fuse()
+        copied = copy.deepcopy(self, {id(tensor): tensor for tensor in tensors})
+        return copied if self.is_fused else copied.fuse()
 
     def train(self, mode: bool = True) -> "Model":
         """Set training mode, which a fused model refuses before any of its modules has changed.

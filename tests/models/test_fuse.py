@@ -179,6 +179,7 @@ def test_a_model_is_fused_once_and_in_evaluation_mode():
         model.fuse()
     with pytest.raises(ConfigError, match="fuse: DETR is fused already"):
         copy.deepcopy(model).fuse()
+    assert model.fused_copy().is_fused
 
 
 def test_fused_model_is_neither_trained_nor_saved_nor_loaded():

@@ -8,6 +8,8 @@ from torch import nn
 from tests.helpers.every_model import IMAGE, dense_model
 from tests.helpers.norm_statistics import randomize_norms
 from vitkit import AttentionRecorder
+from vitkit.apps.deployment.export import parts_of
+from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError
@@ -131,6 +133,17 @@ def test_weights_that_are_not_finite_stay_visible(predictor, caplog, name):
     with caplog.at_level("INFO", logger="vitkit"):
         assert predictor._fused.of(predictor.model) is predictor.model
     assert "RTDETR is not fused for inference: fuse: RTDETR has weights that are not finite" in caplog.text
+
+
+def test_export_takes_models_that_are_fused_or_cannot_be_copied(predictor):
+    def traced():
+        return parts_of(predictor, ExportSettings(size=(64, 64)), [IMAGE])[0].graph.model
+
+    assert traced() is not predictor.model
+    predictor.model.fuse()
+    assert is_fused(traced())
+    predictor.model.handle = (line for line in ())
+    assert traced() is predictor.model
 
 
 def test_model_that_cannot_be_copied_runs_as_it_is(predictor, caplog):

@@ -41,11 +41,12 @@ class FusedCopy:
                     versions += (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
         same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         if not same or versions != self._versions:
-            self._copy, self._parts, self._versions = _fused_copy(model), parts, versions
+            self._copy, self._parts, self._versions = fused_copy(model), parts, versions
         return self._copy
 
 
-def _fused_copy(model: Model) -> nn.Module:
+def fused_copy(model: Model) -> Any:
+    """Return a model's fused copy; or the model itself, if there is nothing to fuse or it cannot be fused."""
     if not any(isinstance(module, Fuses) for module in model.modules()):
         return model
     try:
