@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -145,13 +145,17 @@ class AttentionLayers(NamedTuple):
     """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
 
 
-@runtime_checkable
 class Fuses(Protocol):
-    """A module that takes less time once it no longer learns, see `Model.fuse`."""
+    """A module that takes less time once it no longer learns, see `Model.fuse`; `fuses` tells which ones are."""
 
     def fused(self) -> nn.Module:
         """Return a module that computes the same in inference and takes this one's place: another one, or itself, in
         which parts are replaced. Its remaining parts are asked next."""
+
+
+def fuses(module: nn.Module) -> TypeGuard[Fuses]:
+    """Return whether a module's class has the method of `Fuses`; an attribute or a submodule may have its name."""
+    return callable(getattr(type(module), "fused", None))
 
 
 class Model(nn.Module):
@@ -243,7 +247,7 @@ class Model(nn.Module):
         self.eval()  # new modules begin in training mode
         self.is_fused = True
         backbone = child(self, "backbone")
-        if backbone is not None and not isinstance(backbone, Fuses):
+        if backbone is not None and not fuses(backbone):
             norms = sum(isinstance(module, _BatchNorm) for module in backbone.modules())
             if norms:
                 logger.info("fuse: %s is left as it is, with %d batch norms", type(backbone).__name__, norms)
@@ -330,7 +334,7 @@ class Model(nn.Module):
 def _fuse_parts(module: nn.Module) -> None:
     """Replace the parts of a module that can be fused, from the outside in."""
     for name, part in list(module.named_children()):
-        if isinstance(part, Fuses) and not (part._forward_hooks or part._forward_pre_hooks):
+        if not (part._forward_hooks or part._forward_pre_hooks) and fuses(part):
             part = part.fused()
             setattr(module, name, part)
         _fuse_parts(part)

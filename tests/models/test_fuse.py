@@ -241,6 +241,13 @@ def test_own_backbone_is_left_as_it_is(caplog):
     assert "fuse: OwnBackbone is left as it is, with 1 batch norms" in caplog.text
 
 
+@pytest.mark.parametrize("fused", [True, nn.Identity()])
+def test_other_things_of_the_methods_name_are_not_called(fused):
+    model = dense_model("DETR").eval()
+    model.neck.fused = fused
+    assert_fused_is_equal(model, images(96, 64)[0])
+
+
 class OtherNorm(nn.BatchNorm2d):
     def forward(self, x):
         return super().forward(x).tanh()

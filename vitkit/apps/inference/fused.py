@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.protocols import Fuses, Model
+from vitkit.protocols import Model, fuses
 
 logger = logging.getLogger("vitkit")
 
@@ -47,7 +47,7 @@ class FusedCopy:
 
 def fused_copy(model: Model) -> Any:
     """Return a model's fused copy; or the model itself, if there is nothing to fuse or it cannot be fused."""
-    if not any(isinstance(module, Fuses) for module in model.modules()):
+    if not any(map(fuses, model.modules())):
         return model
     try:
         return model.fused_copy()
