@@ -18,6 +18,7 @@ from vitkit import build_model, load_config
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import use_kernels
 from vitkit.nn.fusion import FusedConv, can_fold
+from vitkit.nn.layers import merge_norm
 from vitkit.registry import BACKBONES
 
 TIMM = ("hgnetv2_b0.ssld_stage2_ft_in1k", "resnet18.a1_in1k", "resnet26d.bt_in1k", "test_efficientnet.r160_in1k")
@@ -246,6 +247,18 @@ def test_other_things_of_the_methods_name_are_not_called(fused):
     model = dense_model("DETR").eval()
     model.neck.fused = fused
     assert_fused_is_equal(model, images(96, 64)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_are_folded_in_half_precision_with_one_rounding(dtype):
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(8, 64, 3).to(dtype), randomize_norms(nn.BatchNorm2d(64)).eval().to(dtype)
+    with torch.no_grad():
+        merged = merge_norm(conv, norm)
+        exact = merge_norm(copy.deepcopy(conv).double(), copy.deepcopy(norm).double())
+    for a, b in zip(merged, exact):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=1e-6, rtol=0.51 * torch.finfo(dtype).eps)
 
 
 class OtherNorm(nn.BatchNorm2d):
