@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -145,13 +145,17 @@ class AttentionLayers(NamedTuple):
     """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
 
 
-@runtime_checkable
 class Fuses(Protocol):
-    """A module that takes less time once it no longer learns, see `Model.fuse`."""
+    """A module that takes less time once it no longer learns, see `Model.fuse`; `fuses` tells which ones are."""
 
     def fused(self) -> nn.Module:
         """Return a module that computes the same in inference and takes this one's place: another one, or itself, in
         which parts are replaced. Its remaining parts are asked next."""
+
+
+def fuses(module: nn.Module) -> TypeGuard[Fuses]:
+    """Return whether a module's class has the method of `Fuses`; an attribute or a submodule may have its name."""
+    return callable(getattr(type(module), "fused", None))
 
 
 class Model(nn.Module):
@@ -224,18 +228,26 @@ class Model(nn.Module):
         those with hooks.
 
         Raises:
-            ConfigError: the model is in training mode, or fused already.
+            ConfigError: the model is in training mode, fused already, or has weights that are not finite.
         """
         name = type(self).__name__
         if self.training:
             raise ConfigError(f"fuse: {name} is in training mode. Call eval() first.")
         if self.is_fused:
             raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
+        # Some kernels of activations turn NaN into a number, which would hide that the weights are broken.
+        statistics = (item for item in self.named_buffers() if item[0].endswith(("running_mean", "running_var")))
+        for weights, value in (*self.named_parameters(), *statistics):
+            if not value.isfinite().all():
+                raise ConfigError(
+                    f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
+                )
         with torch.no_grad():
             _fuse_parts(self)
+        self.eval()  # new modules begin in training mode
         self.is_fused = True
         backbone = child(self, "backbone")
-        if backbone is not None and not isinstance(backbone, Fuses):
+        if backbone is not None and not fuses(backbone):
             norms = sum(isinstance(module, _BatchNorm) for module in backbone.modules())
             if norms:
                 logger.info("fuse: %s is left as it is, with %d batch norms", type(backbone).__name__, norms)
@@ -243,9 +255,21 @@ class Model(nn.Module):
 
     def fused_copy(self) -> "Model":
         """Return a copy that is fused, see `fuse`, and shares with this model all tensors that folding does not
-        change."""
+        change; a copy of a fused model is fused already."""
         tensors = (*self.parameters(), *self.buffers())
-        return copy.deepcopy(self, {id(tensor): tensor for tensor in tensors}).fuse()
+        copied = copy.deepcopy(self, {id(tensor): tensor for tensor in tensors})
+        return copied if self.is_fused else copied.fuse()
+
+    def train(self, mode: bool = True) -> "Model":
+        """Set training mode, which a fused model refuses before any of its modules has changed.
+
+        Raises:
+            ConfigError: the model is fused.
+        """
+        if mode and self.is_fused:
+            name = type(self).__name__
+            raise ConfigError(f"train: {name} is fused (Model.fuse), for inference only. Train a model before it.")
+        return super().train(mode)
 
     def after_pretrained(self) -> None:
         """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""
@@ -310,7 +334,7 @@ class Model(nn.Module):
 def _fuse_parts(module: nn.Module) -> None:
     """Replace the parts of a module that can be fused, from the outside in."""
     for name, part in list(module.named_children()):
-        if isinstance(part, Fuses) and not (part._forward_hooks or part._forward_pre_hooks):
+        if not (part._forward_hooks or part._forward_pre_hooks) and fuses(part):
             part = part.fused()
             setattr(module, name, part)
         _fuse_parts(part)

@@ -17,7 +17,8 @@ from tests.helpers.realtime_models import deimv2, dfine, rf_detr
 from vitkit import build_model, load_config
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import use_kernels
-from vitkit.nn.fusion import FusedConv
+from vitkit.nn.fusion import FusedConv, can_fold
+from vitkit.nn.layers import merge_norm
 from vitkit.registry import BACKBONES
 
 TIMM = ("hgnetv2_b0.ssld_stage2_ft_in1k", "resnet18.a1_in1k", "resnet26d.bt_in1k", "test_efficientnet.r160_in1k")
@@ -100,6 +101,7 @@ def test_networks_of_timm(name, norm):
     ],
 )
 def test_hgnetv2_with_learned_scales(model):
+    torch.manual_seed(0)  # for some weights, D-FINE's refinement enlarges rounding
     fused = assert_fused_is_equal(model(), images(160, 128)[0])
     assert not [m for m in fused.modules() if isinstance(m, NORMS) or type(m).__name__ == "LearnableAffineBlock"]
 
@@ -178,13 +180,17 @@ def test_a_model_is_fused_once_and_in_evaluation_mode():
         model.fuse()
     with pytest.raises(ConfigError, match="fuse: DETR is fused already"):
         copy.deepcopy(model).fuse()
+    assert model.fused_copy().is_fused
 
 
 def test_fused_model_is_neither_trained_nor_saved_nor_loaded():
     model = dense_model("DETR").eval()
     state, fused = model.state_dict(), model.fused_copy()
-    with pytest.raises(ConfigError, match="train: the model is fused"):
+    with pytest.raises(ConfigError, match="train: DETR is fused"):
         fused.train()
+    assert not any(module.training for module in fused.modules())
+    with pytest.raises(ConfigError, match="train: the module is fused"):
+        fused.backbone.train()
     fused.eval()
     with pytest.raises(CheckpointError, match=r"state_dict: the model is fused .* predictor.model"):
         fused.state_dict()
@@ -234,6 +240,60 @@ def test_own_backbone_is_left_as_it_is(caplog):
     with caplog.at_level(logging.INFO, logger="vitkit"):
         assert_fused_is_equal(model, images(96, 64)[0], folds=False)
     assert "fuse: OwnBackbone is left as it is, with 1 batch norms" in caplog.text
+
+
+@pytest.mark.parametrize("fused", [True, nn.Identity()])
+def test_other_things_of_the_methods_name_are_not_called(fused):
+    model = dense_model("DETR").eval()
+    model.neck.fused = fused
+    assert_fused_is_equal(model, images(96, 64)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_are_folded_in_half_precision_with_one_rounding(dtype):
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(8, 64, 3).to(dtype), randomize_norms(nn.BatchNorm2d(64)).eval().to(dtype)
+    with torch.no_grad():
+        merged = merge_norm(conv, norm)
+        exact = merge_norm(copy.deepcopy(conv).double(), copy.deepcopy(norm).double())
+    for a, b in zip(merged, exact):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=1e-6, rtol=0.51 * torch.finfo(dtype).eps)
+
+
+class OtherNorm(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+def with_other_forward(norm):
+    norm.forward = torch.tanh
+    return norm
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        pytest.param(lambda: OtherNorm(4).eval(), id="a subclass"),
+        pytest.param(lambda: with_other_forward(nn.BatchNorm2d(4).eval()), id="another forward"),
+        pytest.param(lambda: nn.BatchNorm2d(4), id="in training mode"),
+        pytest.param(lambda: nn.BatchNorm2d(4, track_running_stats=False).eval(), id="no statistics"),
+    ],
+)
+def test_norms_that_compute_something_else_are_not_folded(norm):
+    conv = nn.Conv2d(3, 4, 3)
+    assert not can_fold(conv, norm())
+    assert can_fold(conv, nn.BatchNorm2d(4).eval())
+
+
+def test_learned_scale_that_is_watched_is_not_folded():
+    backbone = randomize_norms(deimv2("atto", num_classes=3, num_queries=20).eval()).backbone
+    scales = [module for module in backbone.modules() if type(module).__name__ == "LearnableAffineBlock"]
+    seen = []
+    scales[0].register_forward_hook(lambda *_: seen.append("scale"))
+    with torch.inference_mode():
+        backbone.fused()(images(64, 64)[0])
+    assert seen == ["scale"]
 
 
 def test_what_is_watched_is_not_folded():

@@ -10,7 +10,7 @@ from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import nn
 
 from vitkit.backbones.timm_blocks import LeanConvBNAct
-from vitkit.nn.fusion import RELU, Activation, FusedConv, can_fold, fold
+from vitkit.nn.fusion import RELU, Activation, FusedConv, can_fold, fold, is_watched
 
 _PARTS = {
     hgnet.ConvBNAct: (("conv", "bn", "act"),),
@@ -67,7 +67,7 @@ def _fuse(owner: nn.Module, conv: str, norm: str, act: str) -> None:
 
 def _activation(module: nn.Module) -> Activation:
     """Return the activation of a module; None if it is another one, or if something watches it."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    if is_watched(module):
         return None
     if isinstance(module, nn.ReLU6):
         return (0.0, 6.0)
@@ -81,7 +81,9 @@ def _fuse_scale(block: hgnet.ConvBNAct) -> None:
     thus be folded whatever the next convolution pads with.
     """
     lab, conv = block.lab, block.conv
-    if isinstance(lab, hgnet.LearnableAffineBlock) and isinstance(conv, FusedConv) and conv.settings.activation == RELU:
+    if type(lab) is not hgnet.LearnableAffineBlock or is_watched(lab):
+        return
+    if isinstance(conv, FusedConv) and conv.settings.activation == RELU:
         scale, shift = float(lab.scale), float(lab.bias)
         limits = (shift, None) if scale >= 0 else (None, shift)
         block.conv = FusedConv(conv, conv.weight * scale, conv.bias * scale + shift, limits)

@@ -5,15 +5,19 @@
 
 from typing import Any, NoReturn
 
+from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels.convolution import RELU, Activation, Settings, convolution
 from vitkit.nn.layers import merge_norm
 from vitkit.nn.padding import zero_padding
 
-__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fuse_pair"]
+__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fuse_pair", "is_watched"]
+
+
+_NORMS = (nn.BatchNorm2d, FrozenBatchNorm2d, BatchNormAct2d, FrozenBatchNormAct2d)
 
 
 class FusedConv(nn.Conv2d):
@@ -47,7 +51,7 @@ class FusedConv(nn.Conv2d):
     def train(self, mode: bool = True) -> "FusedConv":
         """Refuse training mode, since the norm's statistics and weights are no longer there."""
         if mode:
-            raise ConfigError("train: the model is fused (Model.fuse), for inference only. Train the model before it.")
+            raise ConfigError("train: the module is fused (Model.fuse), for inference only. Train a model before it.")
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,15 +76,21 @@ class FusedConv(nn.Conv2d):
 
 def can_fold(conv: nn.Module, norm: nn.Module) -> bool:
     """Return whether a norm after a convolution can be part of its weights, and nothing watches the two."""
-    watched = any(module._forward_hooks or module._forward_pre_hooks for module in (conv, norm))
     return (
+        # Subclasses may compute something else, and so may a module with a `forward` of its own.
         type(conv) is nn.Conv2d
+        and type(norm) in _NORMS
+        and not any("forward" in vars(module) or is_watched(module) for module in (conv, norm))
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
-        and getattr(norm, "running_var", None) is not None
-        and (isinstance(norm, _BatchNorm) or "FrozenBatchNorm" in type(norm).__name__)
-        and not watched
+        and norm.running_var is not None
+        and not norm.training
     )
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which see its input or output."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def fold(conv: nn.Conv2d, norm: nn.Module, activation: Activation = None) -> FusedConv:

@@ -188,15 +188,17 @@ def merge_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the convolution followed by a norm that uses its statistics."""
     scale, shift = _scale_and_shift(norm)
     bias = shift if conv.bias is None else shift + conv.bias * scale
-    return conv.weight * scale.view(-1, 1, 1, 1), bias
+    return (conv.weight * scale.view(-1, 1, 1, 1)).type_as(conv.weight), bias.type_as(conv.weight)
 
 
 def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    scale = (norm.running_var + norm.eps).rsqrt()
+    # In half precision, scale and shift would be rounded several times over.
+    mean, variance = (x.float() if x.dtype.itemsize < 4 else x for x in (norm.running_mean, norm.running_var))
+    scale = (variance + norm.eps).rsqrt()
     if norm.weight is None:  # a batch norm without affine parameters
-        return scale, -norm.running_mean * scale
+        return scale, -mean * scale
     scale = norm.weight * scale
-    return scale, norm.bias - norm.running_mean * scale
+    return scale, norm.bias - mean * scale
 
 
 def checkpointed_blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -271,6 +271,7 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
     assert runner(IMAGES[0]) == written
     predictor.model = ExportedGenerator(files[0], predictor.model)
     assert predictor(IMAGES[0]).fields["text"] == written["text"] != ""
+    assert predictor.model.fused_copy() is predictor.model
 
 
 @pytest.mark.slow

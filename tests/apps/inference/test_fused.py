@@ -8,8 +8,11 @@ from torch import nn
 from tests.helpers.every_model import IMAGE, dense_model
 from tests.helpers.norm_statistics import randomize_norms
 from vitkit import AttentionRecorder
+from vitkit.apps.deployment.export import parts_of
+from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.predictor import Predictor
+from vitkit.errors import ConfigError
 from vitkit.nn.fusion import FusedConv
 
 
@@ -65,6 +68,8 @@ CHANGES = {
     "a step of an optimizer": step,
     "a setting": lambda model: setattr(model, "num_detections", 3),
     "statistics of norms": train_statistics,
+    "a layer without weights": lambda model: setattr(model.backbone, "maxpool", nn.AvgPool2d(3, 2, 1).eval()),
+    "a setting of a layer": lambda model: setattr(model.backbone.layer1[0].bn1, "eps", 0.5),
     "another layer": lambda model: setattr(model.backbone, "conv1", nn.Conv2d(3, 64, 7, 2, 3, bias=False).eval()),
 }
 
@@ -111,12 +116,38 @@ def test_training_mode_compiled_models_and_others_run_as_they_are(predictor):
     assert fused.of(vit) is vit  # nothing to fold
     already = model.fused_copy()
     assert fused.of(already) is already
-    model.compile()
+    model.backbone.layer1.compile()  # does nothing until it is called
     assert fused.of(model) is model
+    compiled = dense_model("RTDETR").eval()
+    compiled.compile()
+    assert fused.of(compiled) is compiled
+
+
+@pytest.mark.parametrize(
+    "name", ["backbone.conv1.weight", "backbone.bn1.running_var", "backbone.layer1.0.conv1.weight"]
+)
+def test_weights_that_are_not_finite_stay_visible(predictor, caplog, name):
+    predictor.model.state_dict(keep_vars=True)[name].data.view(-1)[0] = float("nan")
+    with pytest.raises(ConfigError, match=f"fuse: RTDETR has weights that are not finite, in {name}"):
+        predictor.model.fused_copy()
+    with caplog.at_level("INFO", logger="vitkit"):
+        assert predictor._fused.of(predictor.model) is predictor.model
+    assert "RTDETR is not fused for inference: fuse: RTDETR has weights that are not finite" in caplog.text
+
+
+def test_export_takes_models_that_are_fused_or_cannot_be_copied(predictor):
+    def traced():
+        return parts_of(predictor, ExportSettings(size=(64, 64)), [IMAGE])[0].graph.model
+
+    assert traced() is not predictor.model
+    predictor.model.fuse()
+    assert is_fused(traced())
+    predictor.model.handle = (line for line in ())
+    assert traced() is predictor.model
 
 
 def test_model_that_cannot_be_copied_runs_as_it_is(predictor, caplog):
     predictor.model.handle = (line for line in ())  # generators have no copies
     with caplog.at_level("INFO", logger="vitkit"):
         assert np.isfinite(scores(predictor)).all()
-    assert "RTDETR is not fused for inference, as it cannot be copied: cannot pickle 'generator' object" in caplog.text
+    assert "RTDETR is not fused for inference: cannot pickle 'generator' object" in caplog.text

@@ -42,6 +42,7 @@ from vitkit.apps.exported.loading import METADATA, open_exported
 from vitkit.apps.exported.runtimes import OnnxFile, import_optional_module
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
+from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.inputs import find_images
 from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.load import Loaded, check_not_exported, find_trained, load
@@ -302,7 +303,7 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
     Raises:
         ConfigError: the model cannot be exported.
     """
-    model = predictor.model.fused_copy()
+    model = fused_copy(predictor.model)
     if isinstance(predictor, LanguageModel):
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}. Choose another model.")
     if isinstance(predictor, Predictor) and predictor.sampling is not None:

@@ -394,6 +394,10 @@ class ExportedGenerator(TextGenerator):
         self.encoder = encoder
         self.stepper = open_exported(beside(encoder.path, encoder.metadata.get("step")), runtime)
 
+    def fused_copy(self) -> Model:
+        """Return this model: what the files compute was fused when they were exported."""
+        return self
+
     def start(self, **inputs: Tensor) -> ExportedState:
         """Encode a batch's inputs."""
         return ExportedState(self.encoder.run(inputs))
