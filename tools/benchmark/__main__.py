@@ -11,7 +11,7 @@ Examples:
     vitkit benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
     vitkit benchmark detr --device cuda --precision bf16
     vitkit benchmark detr --threads 1 --processor-time                 # on a busy machine
-    vitkit benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --json latency.json
+    vitkit benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --out latency.md
     vitkit benchmark latency --models D-FINE-N --rows onnxruntime openvino --onnx YOLO11n:39.5=yolo11n.onnx
 """
 
@@ -76,7 +76,9 @@ ROWS = (
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--out", type=Path, help="file to which the table is also written")
+    parser.add_argument(
+        "--out", type=Path, help="file to which the table is also written, and its rows beside it, as JSON"
+    )
     text = "number of rounds, whose medians are in the table (default: 9)"
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads; with several, all is measured with each (default: PyTorch's own)"
@@ -96,7 +98,6 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="folder of JPEGs to read (default: synthetic ones of 640x480)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the rows are also written, as JSON")
     latency = parser.add_argument_group("options of the part latency")
     text = "real-time models to measure, or all (default: six of them, as each takes minutes)"
     latency.add_argument("--models", type=one_of(models_of_latency), nargs="+", default=[], metavar="MODEL", help=text)
@@ -107,7 +108,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     text = "ONNX files from outside, which take images, with their published COCO AP"
     latency.add_argument("--onnx", type=outside_file, nargs="+", default=[], metavar="NAME[:AP]=FILE", help=text)
-    latency.add_argument("--plot", type=Path, metavar="PNG", help="figure to draw: published AP against milliseconds")
+    text = "draw published AP against milliseconds into FILE (default: latency.png)"
+    latency.add_argument("--plot", nargs="?", const="latency.png", metavar="FILE", help=text)
     args = parser.parse_args(argv)
     import torch
 
@@ -156,7 +158,7 @@ def outside_file(text: str) -> OnnxFromOutside:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     try:
-        for option in ("out", "json", "plot"):
+        for option in ("out", "plot"):
             check_out(f"--{option}", getattr(args, option))
     except VitkitError as error:
         sys.exit(error_line(error))
@@ -179,13 +181,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             header = columns
             if args.out:
                 args.out.write_text(f"{machine}\n\n{markdown_table(rows)}\n", encoding="utf-8")
-            if args.json:
                 report = {"machine": machine, "rows": [row._asdict() for row in rows]}
-                args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                args.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if args.plot:
         from vitkit.tools.benchmark.latency_plot import plot_latencies
 
-        plot_latencies(rows, args.plot, title=machine)
+        plot_latencies(rows, Path(args.plot), title=machine)
 
 
 def measure(part: str, args: argparse.Namespace, threads: int) -> list[Row]:

@@ -51,7 +51,7 @@ def command(part: str, out: Path, data: Path) -> tuple[list[str], dict[str, str]
         return ["vitkit.tools.benchmark", part, "--device", "cuda", "--precision", "bf16"], {}
     if part in LATENCY:
         precision, batch = LATENCY[part]
-        files = [f"--{name}={out.resolve() / part}.{suffix}" for name, suffix in (("json", "json"), ("plot", "png"))]
+        files = [f"--{name}={out.resolve() / part}.{suffix}" for name, suffix in (("out", "md"), ("plot", "png"))]
         chosen = ["--rows", "vitkit-compiled", "transformers-compiled", "--models", *REALTIME, "--batch", batch]
         settings = ["--device", "cuda", "--precision", precision, *chosen, *files]
         return ["vitkit.tools.benchmark", "latency", *settings], {}

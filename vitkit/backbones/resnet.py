@@ -10,7 +10,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.kernels.layout import convolution_layout
+from vitkit.kernels import convolution_layout
 from vitkit.nn.fusion import RELU, fuse_pair
 from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import check_images

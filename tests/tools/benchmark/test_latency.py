@@ -196,13 +196,13 @@ def test_rows_are_written_as_json_and_drawn_for_each_number_of_threads(tmp_path,
             return type("Done", (), {"result": lambda self: ROWS})()
 
     monkeypatch.setattr(benchmark, "ProcessPoolExecutor", InThisProcess)
-    files = [f"--{name}={tmp_path / name}" for name in ("json", "plot", "out")]
+    files = [f"--out={tmp_path / 'table.md'}", f"--plot={tmp_path / 'plot'}"]
     benchmark.main(["latency", "--threads", "1", "2", *files])
     assert measured == [("latency", 1), ("latency", 2)] and capsys.readouterr().out.count("COCO AP") == 1
-    report = json.loads((tmp_path / "json").read_text())
+    report = json.loads((tmp_path / "table.json").read_text())
     assert [row["setting"] for row in report["rows"]] == ["1 thread"] * 6 + ["2 threads"] * 6
     assert Row(**report["rows"][0]) == ROWS[0]._replace(setting="1 thread") and report["machine"]
-    assert "| YOLO11n, 640x640, 2 threads |" in (tmp_path / "out").read_text()
+    assert "| YOLO11n, 640x640, 2 threads |" in (tmp_path / "table.md").read_text()
     assert Image.open(tmp_path / "plot").width > 1500
 
 
