@@ -14,6 +14,7 @@ from helpers.untrained_runs import DETR, make_run
 
 from vitkit import build_dataset, build_model, load_config
 from vitkit.apps.inference import find_trained
+from vitkit.apps.training import testing
 from vitkit.apps.training.answers import AnswerFiles
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.distributed import rank
@@ -67,6 +68,13 @@ def test_killed_evaluation_is_resumed(run, capsys):
     assert "resuming: 6 of 21 images are done" in printed and table(printed) == expected
     assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
     assert not list(Path().glob("*.answers"))
+
+
+def test_evaluation_runs_a_fused_copy(run, monkeypatch):
+    models = []
+    monkeypatch.setattr(testing, "evaluate", lambda model, *_, **__: models.append(model) or {})
+    evaluate_model(*find_trained("run"), torch.device("cpu"))
+    assert models[0].is_fused
 
 
 def test_killed_evaluation_of_two_processes_is_resumed_by_one(run, capsys):

@@ -15,6 +15,7 @@ from torch import nn
 from vitkit.apps.exported.loading import check_runtime, is_exported, open_exported_model
 from vitkit.apps.exported.settings import Runtime
 from vitkit.apps.inference import Predictor, Tiling, load
+from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.answers import AnswerFiles
@@ -136,7 +137,7 @@ def evaluate_model(
             answer_files.add()
 
     metrics = evaluate(
-        model.to(device),
+        fused_copy(model.to(device).eval()),
         loader,
         evaluator,
         device=device,
