@@ -158,8 +158,8 @@ def outside_file(text: str) -> OnnxFromOutside:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     try:
-        for option in ("out", "plot"):
-            check_out(f"--{option}", getattr(args, option))
+        check_out("--out", args.out)
+        check_out("--plot", args.plot and Path(args.plot))
     except VitkitError as error:
         sys.exit(error_line(error))
     rows: list[Row] = []
