@@ -11,7 +11,7 @@ Methods (default: distil with --teacher, else dino):
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
 What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md, as far as it ran.
-Distilled for an hour on 205 photos, AP is 0.378 with 20 labels; from random weights 0.361 with 20, 0.374 with 100; from
+Distilled for an hour on 205 photos, AP is 0.378 with 20 labels; from random weights 0.361 with 20, 0.369 with 100; from
 ImageNet's 0.408 with 20. Subsets of 20 photos differ by as much (0.34 to 0.41), so that no saving of labels is shown.
 
 Examples:
