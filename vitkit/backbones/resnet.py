@@ -11,7 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.kernels import convolution_layout
-from vitkit.nn.fusion import RELU, fuse_pair
+from vitkit.nn.fusion import RELU, FusedConv, fuse_pair
 from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
@@ -46,7 +46,7 @@ def conv_norm_relu(
         residual: added before ReLU.
         drop_path: for the rest of a block with a residual.
     """
-    if isinstance(norm, nn.Identity):  # in a fused model the convolution has all of it
+    if isinstance(conv, FusedConv):  # which has all of it
         return without_padding(conv(x, residual=residual), padding)
     x = conv_norm(x, conv, norm)
     if residual is not None:
