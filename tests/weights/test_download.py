@@ -93,6 +93,20 @@ def test_simultaneous_downloads_share_one_request(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["weights.pth"]
 
 
+def test_a_part_that_another_process_removes_while_it_is_looked_at_is_begun_again(url, tmp_path, monkeypatch):
+    fstat, part = os.fstat, tmp_path / "weights.pth.part"
+
+    def look(descriptor):
+        if part.exists() and not looked:
+            looked.append(part.unlink())
+        return fstat(descriptor)
+
+    looked = []
+    monkeypatch.setattr(download.os, "fstat", look)
+    assert fetch_file(f"{url}/weights.pth", folder=tmp_path).read_bytes() == CONTENT
+    assert looked
+
+
 def fetch_half(url, folder):
     """Kill this process in the middle of a download."""
 

@@ -102,14 +102,22 @@ def _locked(part: Path) -> Iterator[None]:
     while True:
         with part.open("ab") as file:
             _lock(file, part)
-            # Whoever held it may have completed or removed the file.
-            if part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat()):
-                try:
-                    yield
-                finally:
-                    if part.exists() and not part.stat().st_size:
-                        part.unlink()
-                return
+            if not _is_at(file, part):  # Whoever held it has completed or removed the file.
+                continue
+            try:
+                yield
+            finally:
+                if _is_at(file, part) and not part.stat().st_size:
+                    part.unlink()
+            return
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Return whether an open file is the one at `path`, which others may remove or replace at any time."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(file: BinaryIO, part: Path) -> None:
