@@ -22,6 +22,7 @@ from vitkit.engine.lora import LoRARun
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
+from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
 from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Loader, Model, child
@@ -367,6 +368,8 @@ def prepare_model(
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if lora is not None:
         lora.add_pairs(model)
+    if device.type == "cpu" and settings.precision != "fp32":
+        compute_narrow_maps_in_float32(model)
     if settings.strategy != "fsdp":
         model = model.to(device)
         return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None
