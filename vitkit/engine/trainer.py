@@ -114,7 +114,7 @@ def run_training(
             fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start, hooks=hooks)
         except Interrupted as interrupted:
             device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
-            command = resume_command(folder.path, *device_type)
+            command = interrupted.command or resume_command(folder.path, *device_type)
             print_line(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
             raise
         if is_main():
@@ -182,6 +182,7 @@ def build_run(
     with first_rank_first():
         if source := build.add_teacher(model, metadata.get("classes")):
             logger.info("teacher: weights from %s", source)
+        metadata |= build.check_teacher(model, folder.checkpoint, source)
     lora = None if settings.lora is None else LoRARun(model, settings.lora, init)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
