@@ -144,7 +144,11 @@ class SelfDistillationSchedules(Hook):
         return start + fraction * (self.teacher_temperature - start)
 
     def describe_collapse(self, values: dict[str, float], num_prototypes: int) -> str | None:
-        """Return a line about a collapse, with a remedy; None if the epoch's meters show none."""
+        """Return a line about a collapse, with a remedy; None if the epoch's meters show none.
+
+        Args:
+            values: the meters of `SelfDistillationLoss`; nan for what batches of one image do not tell.
+        """
         largest = math.log(num_prototypes)
         entropy, mean_entropy, spread = (values[name] for name in ("teacher_entropy", "mean_entropy", "feature_spread"))
         if entropy > _UNIFORM * largest:
