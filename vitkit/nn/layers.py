@@ -186,9 +186,15 @@ def is_fixed(norm: nn.Module) -> bool:
 
 def merge_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the convolution followed by a norm that uses its statistics."""
+    weight, bias = merge_norm_unrounded(conv, norm)
+    return weight.type_as(conv.weight), bias.type_as(conv.weight)
+
+
+def merge_norm_unrounded(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return weight and bias as `merge_norm` does, but in float32 if the convolution is in half precision."""
     scale, shift = _scale_and_shift(norm)
     bias = shift if conv.bias is None else shift + conv.bias * scale
-    return (conv.weight * scale.view(-1, 1, 1, 1)).type_as(conv.weight), bias.type_as(conv.weight)
+    return conv.weight * scale.view(-1, 1, 1, 1), bias
 
 
 def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
