@@ -149,6 +149,22 @@ def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
         chosen(hours=1)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "size"), [("vit_small_patch14_reg4_dinov2", 126), ("vit_small_patch16_dinov3", 128)]
+)
+def test_weights_of_mae_fit_the_backbone_of_that_name_whatever_its_patches_and_positions(
+    photos, step_seconds, backbone, size
+):
+    done = pretrain(photos, backbone=backbone, dry_run=True, **OPTIONS)
+    config = load_config(done.config)
+    assert config["data"]["train"]["transforms"]["size"] == config["model"]["backbone"]["image_size"] == size
+    trained = BACKBONES.build(config["model"]["backbone"])
+    torch.save(trained.state_dict(), "trained.pth")
+    small = {key: config["model"]["backbone"][key] for key in ("depth", "d_model", "num_heads")}
+    taker = BACKBONES.build({"type": backbone, "pretrained": "trained.pth", **small})
+    assert load_pretrained(taker) and trained.state_dict().keys() == taker.state_dict().keys()
+
+
 def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
     done = pretrain(photos, dry_run=True, **{**OPTIONS, "overrides": [*TINY, "train.epochs=10"]})
     assert pretraining.Plan.read(done.folder).choice.epochs == 10
@@ -225,7 +241,8 @@ def test_wrong_options_are_errors(photos, capsys):
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
         (["--backbone", "resnet19"], "resnet19"),
         (["--method", "dinov2"], "--method dinov2: unknown. Did you mean 'dino'"),
-        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a ViT"),
+        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a plain ViT"),
+        (["--method", "mae", "--backbone", "vitdet_base"], "--method mae: vitdet_base is not a plain ViT"),
         (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
