@@ -4,6 +4,7 @@ Times and memory were measured on one thread of an AMD EPYC with AVX-512, torch 
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -84,8 +85,16 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
         grad_x = onednn_product(grad, weight.mT) if ctx.needs_input_grad[0] else None
-        grad_weight = onednn_product(grad.mT, x.mT) if ctx.needs_input_grad[1] else None
+        grad_weight = _weight_gradient(grad, x) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Return grad.mT @ x, the gradient of a weight (D, C), for rows (N, D) and (N, C)."""
+    # oneDNN copies its first argument if it is transposed, so that is the narrower one.
+    if x.shape[1] < grad.shape[1]:
+        return linear(x.mT, grad.mT).mT.contiguous()
+    return linear(grad.mT, x.mT)
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -97,10 +106,16 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     if plain_only() or is_traced() or not torch.is_grad_enabled():
         return linear(F.gelu(x), weight, bias)
-    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):  # meta tensors have no autocast
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    x, weight, bias = _as_in_autocast(x, weight, bias)
     return _GeluLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+
+def _as_in_autocast(x: Tensor, *others: Tensor | None) -> Iterator[Tensor | None]:
+    """Convert tensors to the dtype that autocast computes products in, if it is on."""
+    # Meta tensors have no autocast.
+    is_on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if is_on else None
+    return (tensor if dtype is None or tensor is None else tensor.to(dtype) for tensor in (x, *others))
 
 
 class _GeluLinear(torch.autograd.Function):
@@ -116,11 +131,49 @@ class _GeluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_weight = linear(grad.mT, F.gelu(x).mT) if ctx.needs_input_grad[1] else None
+        grad_weight = _weight_gradient(grad, F.gelu(x)) if ctx.needs_input_grad[1] else None
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = torch.ops.aten.gelu_backward(linear(grad, weight.mT), x)
         return grad_x, grad_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None
+
+
+def relu_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    """Compute `linear(F.relu(linear(x, weight1, bias1)), weight2, bias2)`; see `linear`.
+
+    The widest activations of a transformer, and their gradients, each have only one tensor. A training step of
+    RF-DETR-N (384x384, batch 4) takes 0.97 of the peak memory (1983 rather than 2039 MiB).
+    """
+    if plain_only() or is_traced() or not torch.is_grad_enabled():
+        hidden = linear(x, weight1, bias1)
+        return linear(F.relu(hidden) if hidden.requires_grad else F.relu_(hidden), weight2, bias2)
+    x, *parameters = _as_in_autocast(x, weight1, bias1, weight2, bias2)
+    return _ReluMLP.apply(x.flatten(0, -2), *parameters).unflatten(0, x.shape[:-1])
+
+
+class _ReluMLP(torch.autograd.Function):
+    """`relu_mlp` for rows (N, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+        x = x.contiguous()
+        hidden = F.relu_(linear(x, weight1, bias1))
+        ctx.save_for_backward(x, hidden, weight1, weight2)
+        return linear(hidden, weight2, bias2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, hidden, weight1, weight2 = ctx.saved_tensors
+        needs_x, needs_weight1, needs_bias1, needs_weight2, needs_bias2 = ctx.needs_input_grad
+        grad = grad.contiguous()
+        grad_weight2 = _weight_gradient(grad, hidden) if needs_weight2 else None
+        grad_bias2 = grad.sum(dim=0) if needs_bias2 else None
+        grad = linear(grad, weight2.mT)
+        torch.ops.aten.threshold_backward.grad_input(grad, hidden, 0, grad_input=grad)
+        grad_weight1 = _weight_gradient(grad, x) if needs_weight1 else None
+        grad_bias1 = grad.sum(dim=0) if needs_bias1 else None
+        return linear(grad, weight1.mT) if needs_x else None, grad_weight1, grad_bias1, grad_weight2, grad_bias2
 
 
 def relu_dropout(x: Tensor, p: float) -> Tensor:

@@ -68,6 +68,8 @@ METHODS = {
         wanted_images=64,
         small=(
             'cfg["data"]["train"]["transforms"].update(small_size=64, num_small=4)',
+            "# An untrained backbone has nearly the same features for all photos; centered, they become uniform.",
+            'cfg["model"]["batch_norm"] = True',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 0.03 if cfg["optimizer"]["type"] == "SGD" else 5e-4',
         ),

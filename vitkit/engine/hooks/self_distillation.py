@@ -154,7 +154,8 @@ class SelfDistillationSchedules(Hook):
         if entropy > _UNIFORM * largest:
             what = f"the teacher's outputs are uniform (entropy {entropy:.4g} of at most ln K = {largest:.4g})"
             remedy = (
-                "Lower the hook's teacher_temperature and warmup_teacher_temperature "
+                "Set model.batch_norm=True, which keeps images apart in the head, lower the hook's "
+                "teacher_temperature and warmup_teacher_temperature "
                 f"(now {self.teacher_temperature:g} and {self.warmup_teacher_temperature:g}; published 0.04), or use "
                 "fewer model.num_prototypes"
             )
