@@ -1,6 +1,7 @@
 """From images without labels to a backbone that others start from."""
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -312,6 +313,18 @@ def test_a_run_ends_with_weights_and_a_report(whole):
         assert text in page
     assert page.count("data:image/jpeg") == 1 + 5 * 4  # the curves, and each photo with three others
     assert not (folder / "timing").exists()
+
+
+def test_a_model_with_other_pixels_is_warned_of(whole, caplog):
+    spec = {**load_config(whole.folder / "config.py")["model"]["backbone"], "pretrained": str(whole.folder)}
+    load_pretrained(BACKBONES.build(spec))
+    assert "pixels" not in caplog.text
+    load_pretrained(BACKBONES.build({**spec, "pixel_mean": [0.0] * 3, "pixel_std": [1.0] * 3}))
+    assert re.search(
+        r"learned from pixels normalized by mean \[0\.485, .* this model's backbone gets them by mean \[0\.0, .*Set "
+        r"model\.backbone\.pixel_mean",
+        caplog.text,
+    )
 
 
 def test_another_run_gets_another_folder(photos, step_seconds):
