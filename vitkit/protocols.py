@@ -256,7 +256,7 @@ class Model(nn.Module):
         if backbone is not None and not fuses(backbone):
             norms = sum(isinstance(module, _BatchNorm) for module in backbone.modules())
             if norms:
-                _warn_of_norms(type(backbone), norms)
+                _warn_of_norms(type(backbone).__name__, norms)
         return self
 
     def fused_copy(self) -> "Model":
@@ -338,11 +338,11 @@ class Model(nn.Module):
 
 
 @cache  # once a process, not for each copy of a model
-def _warn_of_norms(backbone: type, norms: int) -> None:
+def _warn_of_norms(backbone: str, norms: int) -> None:
     logger.warning(
         "fuse: the backbone %s is left as it is, with %d batch norms. For faster inference, give it a method fused(), "
         "see vitkit.protocols.Fuses.",
-        backbone.__name__,
+        backbone,
         norms,
     )
 
