@@ -427,6 +427,9 @@ class LearnsFromTeacher(Protocol):
     def take_teacher(self, network: nn.Module) -> None:
         """Learn from this network, whose weights are loaded."""
 
+    def teacher_key(self) -> int | None:
+        """Return a fingerprint of the network's weights, which checkpoints have; None if there is no network."""
+
     def measure_teacher(self, batches: Iterable[Batch]) -> None:
         """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""
 

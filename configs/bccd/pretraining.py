@@ -63,12 +63,13 @@ def config(method: Literal["distilled", "self_distilled", "mae"] = "distilled"):
         cfg["criterion"] = dict(type="ReconstructionLoss")
         cfg["optimizer"].update(betas=[0.9, 0.95], weight_decay=0.05)
     else:
-        cfg["optimizer"]["lr"] = 5e-4
+        cfg["optimizer"]["lr"] = 2.5e-4
         published = self_distillation(momentum=0.99, warmup_epochs=epochs // 10)
         cfg["data"]["train"]["transforms"] = dict(
             type="MultiCrop", size=SIZE, small_size=64, num_small=4, scale=[0.4, 1.0], small_scale=[0.1, 0.4]
         )
-        cfg["model"] = published["model"] | dict(backbone=RESNET18, num_prototypes=1024)
+        # Without the norms, all outputs are uniform after 40 steps.
+        cfg["model"] = published["model"] | dict(backbone=RESNET18, num_prototypes=1024, batch_norm=True)
         cfg["criterion"] = published["criterion"]
         cfg["train"]["hooks"] = published["train"]["hooks"]
     return cfg

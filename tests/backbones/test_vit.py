@@ -145,6 +145,18 @@ def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
+def test_heads_may_start_with_small_weights():
+    for options in (dict(), dict(distilled=True), dict(classifier=dict(hidden_layer=True))):
+        options = {**options, "classifier": {**options.get("classifier", {}), "head_std": 2e-5}}
+        model = build(dict(type="ViT", **SMALL, num_classes=100) | options)
+        hidden = [model.head[0]] if isinstance(model.head, torch.nn.Sequential) else []
+        heads = [model.head[-1] if hidden else model.head, *([model.head_dist] if model.head_dist else [])]
+        assert all(head.weight.std().item() == pytest.approx(2e-5, rel=0.1) for head in heads)
+        assert all(layer.weight.std() > 0.01 for layer in (*hidden, model.blocks[0].attn.qkv))
+    with pytest.raises(ConfigError, match=r"classifier\.head_std=-1: expected at least 0"):
+        build("ViT", **SMALL, num_classes=2, classifier=dict(head_std=-1))
+
+
 def test_patch_size_1_makes_a_transformer_on_pixels():
     model = build("ViT", patch_size=1, d_model=8, depth=1, num_heads=1, image_size=4)
     assert model(images(5, 7))["res0"].shape == (2, 8, 5, 7)

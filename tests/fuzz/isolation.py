@@ -1,12 +1,14 @@
-"""Run a case of broken input in a separate process, so that hangs, crashes and excessive memory count as failures."""
+"""Run cases of broken input in separate processes, so that hangs, crashes and excessive memory count as failures."""
 
 import faulthandler
+import math
 import os
 import re
 import resource
 import signal
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,41 +58,61 @@ class Outcome(NamedTuple):
         return self.kind in ("accepted", "error")
 
 
-def run_isolated(case: Callable[[Path], None], folder: Path, error: type[VitkitError]) -> Outcome:
-    """Run a case in a fork of this process, with limits of time and memory.
+def run_isolated(
+    cases: Sequence[Callable[[Path], None]], folders: Sequence[Path], error: type[VitkitError]
+) -> list[Outcome]:
+    """Run cases in a fork of this process, with limits of time and memory for each.
 
-    A fork has everything imported already, so that a case costs about ten milliseconds.
+    A fork has everything imported already, but copying a process of a gigabyte takes longer than most cases. Therefore
+    cases share one, and those that follow a case that ended the process have another.
 
     Args:
-        case: reads the files in `folder`, and checks the result if they are accepted.
-        folder: the case's working directory.
-        error: the error with which it may be refused.
+        cases: each reads the files in its folder, and checks the result if they are accepted.
+        folders: their working directories. Different ones, so that nothing kept under a path can serve another case.
+        error: the error with which they may be refused.
     """
-    answer = folder.with_suffix(".outcome")
-    answer.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
-        _run_in_child(case, folder, error, answer)
-    _, status = os.waitpid(child, 0)
-    if answer.exists():
-        kind, _, message = answer.read_text("utf-8").partition("\n")
-        return Outcome(kind, message)
+    outcomes: list[Outcome] = []
+    for folder in folders:
+        _answer(folder).unlink(missing_ok=True)
+    while rest := folders[len(outcomes) :]:
+        child = os.fork()
+        if child == 0:
+            _run_in_child(cases[len(outcomes) :], rest, error)
+        _, status = os.waitpid(child, 0)
+        for folder in rest:
+            if not _answer(folder).exists():
+                outcomes.append(_fatal(status))
+                break
+            kind, _, message = _answer(folder).read_text("utf-8").partition("\n")
+            outcomes.append(Outcome(kind, message))
+    return outcomes
+
+
+def _answer(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.outcome")
+
+
+def _fatal(status: int) -> Outcome:
+    """Return the outcome of a case that ended its process."""
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         return Outcome("hang" if name in ("SIGALRM", "SIGXCPU", "SIGKILL") else "crash", name)
     return Outcome("crash", f"exit status {os.waitstatus_to_exitcode(status)}")
 
 
-def _run_in_child(case: Callable[[Path], None], folder: Path, error: type[VitkitError], answer: Path) -> None:
+def _run_in_child(cases: Sequence[Callable[[Path], None]], folders: Sequence[Path], error: type[VitkitError]) -> None:
     try:
-        _limit()
-        os.chdir(folder)
-        try:
-            case(folder)
-            outcome = Outcome("accepted", "")
-        except BaseException as raised:
-            outcome = judge(raised, error)
-        answer.write_text(f"{outcome.kind}\n{outcome.message}", "utf-8", "backslashreplace")
+        _limit_process()
+        for case, folder in zip(cases, folders, strict=True):
+            _limit_case()
+            os.chdir(folder)
+            try:
+                case(folder)
+                outcome = Outcome("accepted", "")
+            except BaseException as raised:
+                outcome = judge(raised, error)
+            signal.alarm(0)
+            _answer(folder).write_text(f"{outcome.kind}\n{outcome.message}", "utf-8", "backslashreplace")
     finally:
         os._exit(0)
 
@@ -135,15 +157,23 @@ def _raised_by_vitkit(raised: BaseException) -> bool:
     return bool(frames) and _is_ours(frames[-1].filename)
 
 
-def _limit() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + MEMORY] * 2)
+def _limit_process() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(4 * SECONDS)
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, [LARGEST_FILE] * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()  # otherwise pytest's handler would print a traceback at a crash
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # C libraries print messages
     os.dup2(nowhere, 2)
+
+
+def _limit_case() -> None:
+    """Limit what the process may use in addition to what it has used."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    used = math.ceil(time.process_time())
+    signal.alarm(4 * SECONDS)
+    for limit, value in (
+        (resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY),
+        (resource.RLIMIT_CPU, used + SECONDS),
+    ):
+        resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))  # the hard limit could not be raised again

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from fuzz.isolation import KINDS
-from fuzz.surfaces import FORMATS, check_folder, run_seeds, seeds_of
+from fuzz.surfaces import FORMATS, check_folders, run_seeds, seeds_of
 from fuzz.world import make_world
 
 _PLACE = re.compile(r"\(([^()]+\.py:\d+ in [^()]+)\)")
@@ -39,7 +39,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         world = make_world(Path(name, "world"))
         if args.case:
-            print(check_folder(FORMATS[args.case.resolve().parent.name], args.case, world, Path(name)))
+            print(
+                *check_folders(
+                    FORMATS[args.case.resolve().parent.name], [args.case.resolve()], world, Path(name, "case")
+                )
+            )
             return 0
         totals: dict[str, Counter[str]] = {}
         failures: list[str] = []

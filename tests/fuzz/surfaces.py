@@ -5,7 +5,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,8 @@ _MODULES += ("videos", "foreign_annotations", "pages", "downloads", "exported_pr
 _MODULES += ("located_texts",)
 FORMATS: dict[str, Format] = {kind.name: kind for name in _MODULES for kind in import_module(f"fuzz.{name}").FORMATS}
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
+TOGETHER = 20
+"""Cases that run in one process."""
 CASE_FOLDERS = sorted(path for path in CORPUS.glob("*/*") if path.is_dir() and path.parent.name in FORMATS)
 
 
@@ -52,17 +54,20 @@ def run_seeds(
     warm_up(kind)
     counts: Counter[str] = Counter()
     failures = []
-    case_folder = folder / "case"
-    for seed in seeds:
-        case_folder.mkdir()
-        outcome = run_isolated(partial(write_and_check, kind, seed, world), case_folder, kind.error)
-        counts[outcome.kind] += 1
-        if not outcome.ended_well:
-            failures.append(f"{kind.name}, seed {seed}: {outcome.kind}: {outcome.message}")
-            tell(failures[-1])
-            if keep is not None:
-                _keep(kind, seed, world, keep / kind.name / str(seed), failures[-1])
-        shutil.rmtree(case_folder)
+    for first in range(0, len(seeds), TOGETHER):
+        part = seeds[first : first + TOGETHER]
+        folders = [folder / f"case{seed}" for seed in part]
+        for case_folder in folders:
+            case_folder.mkdir()
+        outcomes = run_isolated([partial(write_and_check, kind, seed, world) for seed in part], folders, kind.error)
+        for seed, case_folder, outcome in zip(part, folders, outcomes, strict=True):
+            counts[outcome.kind] += 1
+            if not outcome.ended_well:
+                failures.append(f"{kind.name}, seed {seed}: {outcome.kind}: {outcome.message}")
+                tell(failures[-1])
+                if keep is not None:
+                    _keep(kind, seed, world, keep / kind.name / str(seed), failures[-1])
+            shutil.rmtree(case_folder)
     return counts, failures
 
 
@@ -72,11 +77,11 @@ def write_and_check(kind: Format, seed: int, world: Path, folder: Path) -> None:
     kind.check(folder, world)
 
 
-def check_folder(kind: Format, source: Path, world: Path, folder: Path) -> Outcome:
-    """Check a copy of a case that was kept."""
+def check_folders(kind: Format, sources: Sequence[Path], world: Path, folder: Path) -> list[Outcome]:
+    """Check copies of cases that were kept."""
     warm_up(kind)
-    case_folder = Path(shutil.copytree(source, folder / "case"))
-    return run_isolated(lambda case: kind.check(case, world), case_folder, kind.error)
+    folders = [Path(shutil.copytree(source, folder / source.name)) for source in sources]
+    return run_isolated([partial(kind.check, world=world)] * len(sources), folders, kind.error)
 
 
 def _keep(kind: Format, seed: int, world: Path, kept: Path, description: str) -> None:

@@ -1,16 +1,18 @@
 """Broken input of every kind ends in a correct result or in one of vitkit's errors: no traceback, hang or crash.
 
-Each case changes valid files at random, from a seed, and runs in a separate process. A few hundred run here; many run
-by `python -m fuzz.run --cases 10000 --seed 7` in tests/, which prints a table. The files of cases that failed are added
-to tests/corpus/FORMAT/ with the fix.
+Each case changes valid files at random, from a seed, and runs in a process that may end with it. A few hundred run
+here; many run by `python -m fuzz.run --cases 10000 --seed 7` in tests/, which prints a table. The files of cases that
+failed are added to tests/corpus/FORMAT/ with the fix.
 """
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from fuzz.isolation import Outcome, run_isolated
-from fuzz.surfaces import CASE_FOLDERS, CORPUS, FORMATS, check_folder, run_seeds, seeds_of
+from fuzz.surfaces import CASE_FOLDERS, CORPUS, FORMATS, check_folders, run_seeds, seeds_of
 from fuzz.world import make_world
 
 CASES = 620
@@ -30,16 +32,32 @@ def test_broken_input_is_read_or_a_clean_error(name, world, tmp_path):
     assert counts["accepted"] and counts["error"], f"{dict(counts)}: cases of one kind show little"
 
 
+@pytest.fixture(scope="module")
+def outcomes(world, tmp_path_factory) -> Callable[[str], dict[Path, Outcome]]:
+    """Return a function that checks all kept cases of a format, once."""
+
+    @cache
+    def outcomes_of(name):
+        folders = [folder for folder in CASE_FOLDERS if folder.parent.name == name]
+        return dict(zip(folders, check_folders(FORMATS[name], folders, world, tmp_path_factory.mktemp("kept"))))
+
+    return outcomes_of
+
+
 @pytest.mark.parametrize("folder", CASE_FOLDERS, ids=lambda folder: folder.relative_to(CORPUS).as_posix())
-def test_inputs_that_failed_before_are_read_or_clean_errors(folder, world, tmp_path):
-    outcome = check_folder(FORMATS[folder.parent.name], folder, world, tmp_path)
+def test_inputs_that_failed_before_are_read_or_clean_errors(folder, outcomes):
+    outcome = outcomes(folder.parent.name)[folder]
     assert outcome.ended_well, outcome
 
 
-def test_outcomes_are_distinguished(tmp_path):
-    def ends(case) -> Outcome:
-        return run_isolated(case, tmp_path, ValueError)
+def run_all(cases, folder) -> list[Outcome]:
+    folders = [folder / str(number) for number in range(len(cases))]
+    for case_folder in folders:
+        case_folder.mkdir()
+    return run_isolated(cases, folders, ValueError)
 
+
+def test_outcomes_are_distinguished_and_the_next_case_follows(tmp_path):
     def allocate(_):
         return b"x" * (8 << 30)
 
@@ -52,12 +70,23 @@ def test_outcomes_are_distinguished(tmp_path):
     def say_nothing(_):
         raise ValueError
 
-    assert ends(lambda _: None) == Outcome("accepted", "")
-    assert ends(give_up) == Outcome("error", "error: annotation 3 is wrong")
-    assert ends(say_nothing).kind == ends(give_up_in_two_lines).kind == "traceback"
-    assert ends(lambda _: {}["key"]).message.startswith("KeyError: 'key'")
-    assert ends(allocate).kind == "memory"
-    assert ends(lambda _: os.kill(os.getpid(), 11)) == Outcome("crash", "SIGSEGV")
+    def accept(_):
+        pass
+
+    def fail(_):
+        {}["key"]
+
+    def crash(_):
+        os.kill(os.getpid(), 11)
+
+    cases = [accept, give_up, say_nothing, give_up_in_two_lines, fail, allocate, crash, crash, give_up, accept]
+    ends = run_all(cases, tmp_path)
+    assert ends[0] == ends[9] == Outcome("accepted", "")
+    assert ends[1] == ends[8] == Outcome("error", "error: annotation 3 is wrong")
+    assert ends[2].kind == ends[3].kind == "traceback"
+    assert ends[4].message.startswith("KeyError: 'key'")
+    assert ends[5].kind == "memory"
+    assert ends[6] == ends[7] == Outcome("crash", "SIGSEGV")
 
 
 def test_hanging_processes_are_killed(tmp_path, monkeypatch):
@@ -72,5 +101,4 @@ def test_hanging_processes_are_killed(tmp_path, monkeypatch):
         while True:
             pass
 
-    assert run_isolated(sleep, tmp_path, ValueError).kind == "hang"
-    assert run_isolated(loop, tmp_path, ValueError).kind == "hang"
+    assert [outcome.kind for outcome in run_all([sleep, loop], tmp_path)] == ["hang", "hang"]

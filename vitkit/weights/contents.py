@@ -7,6 +7,8 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 
+TEACHER = "teacher_fingerprint"
+"""Entry of a checkpoint with a fingerprint of the frozen network that its model has learned from."""
 LORA = "lora"
 """Entry of a checkpoint that leaves out the weights that LoRA froze: its rank, alpha and base."""
 

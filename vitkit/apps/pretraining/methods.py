@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
 
+WANTED_STEPS = 1000
+"""The least number of steps for which a step may have more images than fit into it at first."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -20,6 +23,8 @@ class Method:
     """Sides of the crops in pixels, the smallest first, each with the number of steps that it must leave time for."""
     images: Mapping[str, int]
     """Images in a step, on a processor ("cpu") and on an accelerator ("other")."""
+    wanted_images: int = 0
+    """Images that a step should have, and has if there is time for `WANTED_STEPS` of such steps."""
     size: str = "size"
     """The name of its config's argument for the side of the crops."""
     has_teacher: bool = False
@@ -59,8 +64,11 @@ METHODS = {
         "resnet18",
         {128: 0, 160: 8000, 224: 16000},
         {"cpu": 16, "other": 64},
+        wanted_images=64,
         small=(
             'cfg["data"]["train"]["transforms"].update(small_size=64, num_small=4)',
+            "# An untrained backbone has nearly the same features for all photos; centered, they become uniform.",
+            'cfg["model"]["batch_norm"] = True',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 0.03 if cfg["optimizer"]["type"] == "SGD" else 5e-4',
         ),

@@ -6,8 +6,8 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitkit.apps.pretraining.features import measure_features
-from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
+from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, Method, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
@@ -28,6 +28,8 @@ from vitkit.config.overrides import split_override
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
+from vitkit.engine.hooks import Hook, Interrupted
+from vitkit.engine.run import TrainRun
 from vitkit.engine.trainer import check_training
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
@@ -96,6 +98,8 @@ class Choice:
     repeats: float = 1
     """How often each image occurs in an epoch."""
     step_minutes: float = 0.0
+    batch: int = 0
+    """Number of a step's images that are computed at once; 0: all."""
 
     def steps(self, photos: Photos) -> int:
         """Return the number of steps of the run."""
@@ -238,14 +242,29 @@ def pretrain(
             return Pretrained(folder, folder / CONFIG, None, before, {}, None)
         train_in_time(plan, folder, device, began=began)
         return conclude(plan, folder, device, before, began=began)
-    except (KeyboardInterrupt, SystemExit):  # the latter by SIGTERM, or in a child process
-        print(f"interrupted; this goes on with it: {resume_command(folder)}")
+    except (KeyboardInterrupt, SystemExit) as interruption:  # the latter by SIGTERM, or in a child process
+        if not isinstance(interruption.__cause__ or interruption, Interrupted):  # which has said so
+            print(f"interrupted; this goes on with it: {resume_command(folder)}")
         raise
 
 
 def resume_command(folder: Path) -> str:
     """Return the command that goes on with a run."""
     return shlex.join(["vitkit", "pretrain", "--resume", str(folder)])
+
+
+class GoesOnByPretrain(Hook):
+    """Lets a run that is interrupted name the command that goes on with it, as `vitkit train` would end without a
+    report."""
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """See `Hook`."""
+        try:
+            yield
+        except Interrupted as interrupted:
+            interrupted.command = resume_command(run.run_dir)
+            raise
 
 
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
@@ -282,8 +301,9 @@ def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None
     for name, value in given.items():
         started = getattr(request, name)
         if value is not None and value != started:
+            how = f"with {name} {started}" if started else f"without {name}"
             raise ConfigError(
-                f"--resume {folder}: this run was started with {name} {started}, not {value}. To go on with it, leave "
+                f"--resume {folder}: this run was started {how}, not {value}. To go on with it, leave "
                 "out what differs; for another run, leave out --resume."
             )
 
@@ -371,7 +391,7 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
         return replace(choice, step_minutes=cost.minutes)
 
     least, *larger = sizes_for(method, photos)
-    choice = timed(replace(plan.choice, size=least))
+    choice = with_wanted_images(timed(replace(plan.choice, size=least)), plan, minutes)
     for size in reversed(larger):
         if minutes / choice.step_minutes * (choice.size / size) ** 2 >= method.sizes[size]:
             choice = timed(replace(choice, size=size))
@@ -393,6 +413,25 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     plan = replace(plan, choice=choice)
     plan.write(folder)
     return plan
+
+
+def with_wanted_images(choice: Choice, plan: Plan, minutes: float) -> Choice:
+    """Return a choice with as many images in a step as the method wants, if there are as many photos, and time for
+    enough of such steps; say so, or that there is not."""
+    wanted = METHODS[plan.request.method].wanted_images
+    if wanted <= choice.images or wanted > plan.photos.count:
+        return choice
+    steps = int(minutes / choice.step_minutes * choice.images / wanted)
+    if steps < WANTED_STEPS:
+        hours = plan.request.hours * WANTED_STEPS / max(1, steps)
+        print(
+            f"batch     {choice.images} images a step: {plan.request.method} wants {wanted}, of which there would be "
+            f"{pluralize(steps, 'steps')} (about --hours {hours:.2g} for {WANTED_STEPS})"
+        )
+        return choice
+    print(f"batch     {wanted} images a step, in batches of {choice.images}: there is time for {steps} such steps")
+    larger = wanted / choice.images
+    return replace(choice, images=wanted, batch=choice.images, step_minutes=choice.step_minutes * larger)
 
 
 def config_text(plan: Plan, folder: Path) -> str:
@@ -418,7 +457,7 @@ def config_text(plan: Plan, folder: Path) -> str:
         f"    {comment(f'{request.method}: {method.text}')}",
         *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
         f"    cfg = base(\n{called},\n    )",
-        f'    cfg["data"].update(images_per_gpu={choice.images}, num_workers="auto", on_error="skip")',
+        f'    cfg["data"].update(images_per_gpu={choice.batch or choice.images}, num_workers="auto", on_error="skip")',
     ]
     if choice.repeats != 1:
         few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
@@ -491,10 +530,11 @@ def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> Non
     how: dict[str, Any] = (
         dict(resume=folder) if is_resumed else dict(config=load_config(folder / CONFIG), run_dir=folder)
     )
+    how |= dict(device=device, hooks=[GoesOnByPretrain()])
     if plan.request.is_paced:
-        train_until(deadline, replan, seconds=seconds, **how, device=device)
+        train_until(deadline, replan, seconds=seconds, **how)
     else:
-        api.train(**how, device=device)
+        api.train(**how)
 
 
 def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *, began: float) -> Pretrained:
