@@ -11,7 +11,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeGuard, runtime_checkable
@@ -228,7 +228,8 @@ class Model(nn.Module):
         those with hooks.
 
         Raises:
-            ConfigError: the model is in training mode, fused already, or has weights that are not finite.
+            ConfigError: the model is in training mode, fused already, or has weights that are not finite or without
+                values.
         """
         name = type(self).__name__
         if self.training:
@@ -238,6 +239,11 @@ class Model(nn.Module):
         # Some kernels of activations turn NaN into a number, which would hide that the weights are broken.
         statistics = (item for item in self.named_buffers() if item[0].endswith(("running_mean", "running_var")))
         for weights, value in (*self.named_parameters(), *statistics):
+            if value.is_meta:
+                raise ConfigError(
+                    f"fuse: {name} has weights without values, in {weights} (device meta). Load its weights onto a "
+                    "device first."
+                )
             if not value.isfinite().all():
                 raise ConfigError(
                     f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
@@ -250,7 +256,7 @@ class Model(nn.Module):
         if backbone is not None and not fuses(backbone):
             norms = sum(isinstance(module, _BatchNorm) for module in backbone.modules())
             if norms:
-                logger.info("fuse: %s is left as it is, with %d batch norms", type(backbone).__name__, norms)
+                _warn_of_norms(type(backbone).__name__, norms)
         return self
 
     def fused_copy(self) -> "Model":
@@ -329,6 +335,16 @@ class Model(nn.Module):
             f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
             "Predict without tiles."
         )
+
+
+@cache  # once a process, not for each copy of a model
+def _warn_of_norms(backbone: str, norms: int) -> None:
+    logger.warning(
+        "fuse: the backbone %s is left as it is, with %d batch norms. For faster inference, give it a method fused(), "
+        "see vitkit.protocols.Fuses.",
+        backbone,
+        norms,
+    )
 
 
 def _fuse_parts(module: nn.Module) -> None:
@@ -410,6 +426,9 @@ class LearnsFromTeacher(Protocol):
 
     def take_teacher(self, network: nn.Module) -> None:
         """Learn from this network, whose weights are loaded."""
+
+    def teacher_key(self) -> int | None:
+        """Return a fingerprint of the network's weights, which checkpoints have; None if there is no network."""
 
     def measure_teacher(self, batches: Iterable[Batch]) -> None:
         """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""

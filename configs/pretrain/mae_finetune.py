@@ -35,7 +35,9 @@ def config(size: Literal["base", "large", "huge"] = "base"):
     return dict(
         model=dict(
             type="Classifier",
-            backbone=dict(type=backbone, drop_path=recipe["drop_path"], classifier=dict(pooling="mean_norm")),
+            backbone=dict(
+                type=backbone, drop_path=recipe["drop_path"], classifier=dict(pooling="mean_norm", head_std=2e-5)
+            ),
         ),
         criterion=dict(type="ClassificationLoss", label_smoothing=0.1),
         data=imagenet(deit_augmentation(), images_per_gpu=32),

@@ -111,7 +111,7 @@ def config(
     if data is not None:
         cfg["data"]["val"] = dict(type="UnlabelledImages", source=source, transforms=whole)
         cfg["evaluator"] = dict(type="FeatureStatistics")
-        cfg["train"]["best_metric"] = "rank"
+        cfg["train"]["best_metric"] = None  # an early state may have features of a higher rank, and be worse
     return cfg
 
 

@@ -3,11 +3,13 @@ import math
 import pytest
 import torch
 from helpers.vit_models import SMALL, build, images, randomize
+from torch import nn
 
 from vitkit.backbones.vit import VIT_VARIANTS
-from vitkit.backbones.vit_blocks import Attention
+from vitkit.backbones.vit_blocks import Attention, Block
 from vitkit.backbones.vitdet import WindowAttention
 from vitkit.errors import ConfigError, DataError
+from vitkit.kernels import use_kernels
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
@@ -143,6 +145,18 @@ def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
+def test_heads_may_start_with_small_weights():
+    for options in (dict(), dict(distilled=True), dict(classifier=dict(hidden_layer=True))):
+        options = {**options, "classifier": {**options.get("classifier", {}), "head_std": 2e-5}}
+        model = build(dict(type="ViT", **SMALL, num_classes=100) | options)
+        hidden = [model.head[0]] if isinstance(model.head, torch.nn.Sequential) else []
+        heads = [model.head[-1] if hidden else model.head, *([model.head_dist] if model.head_dist else [])]
+        assert all(head.weight.std().item() == pytest.approx(2e-5, rel=0.1) for head in heads)
+        assert all(layer.weight.std() > 0.01 for layer in (*hidden, model.blocks[0].attn.qkv))
+    with pytest.raises(ConfigError, match=r"classifier\.head_std=-1: expected at least 0"):
+        build("ViT", **SMALL, num_classes=2, classifier=dict(head_std=-1))
+
+
 def test_patch_size_1_makes_a_transformer_on_pixels():
     model = build("ViT", patch_size=1, d_model=8, depth=1, num_heads=1, image_size=4)
     assert model(images(5, 7))["res0"].shape == (2, 8, 5, 7)
@@ -159,6 +173,41 @@ def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
     frozen = {".".join(name.split(".")[:2]) for name, p in model.named_parameters() if p.grad is None}
     assert frozen == {"patch_embed.proj", "pos_embed", "cls_token", "blocks.0", "blocks.1"}
     assert not model.blocks[1].training and model.blocks[2].training
+
+
+@pytest.mark.parametrize("frozen", ["qkv", "norm1", "ls2", "nothing"])
+def test_block_that_stores_less_computes_the_same(frozen):
+    torch.manual_seed(0)
+    block = Block(16, 2, d_mlp=64, layer_scale=1.0).double()
+    for name, parameter in block.named_parameters():
+        nn.init.normal_(parameter)
+        parameter.requires_grad_(frozen not in name)
+    with torch.no_grad():
+        block.ls1.gamma[0] = 0
+    trained = [parameter for parameter in block.parameters() if parameter.requires_grad]
+    images, upstream = torch.randn(2, 2, 20, 16, dtype=torch.float64)
+    results, stored = [], []
+    for choice in ("fast", "plain"):
+        x, saved = images.clone().requires_grad_(), {}
+
+        def store(tensor, saved=saved):
+            saved[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with use_kernels(choice), torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
+            output = block(x, (4, 5))
+        stored.append(sum(saved.values()))
+        results.append([output, *torch.autograd.grad(output, [x, *trained], upstream)])
+    torch.testing.assert_close(*results)
+    assert stored[1] - stored[0] >= 8 * x.numel()  # of both norms, both branches, and GELU's four times as many
+
+
+def test_watched_parts_of_a_block_are_called():
+    block, seen = Block(16, 2, d_mlp=64, layer_scale=1.0), []
+    for part in (block.norm1, block.attn, block.attn.proj, block.ls1, block.mlp, block.mlp.fc1, block.drop_path):
+        part.register_forward_hook(lambda *_: seen.append(1))
+    block(torch.randn(2, 20, 16), (4, 5))
+    assert len(seen) == 8  # two branches share `drop_path`
 
 
 def test_recomputing_activations_keeps_the_gradients():

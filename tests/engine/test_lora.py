@@ -1,6 +1,7 @@
 """LoRA runs: their checkpoints name their base, load wherever a run does, and continue to the last bit."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -189,6 +190,11 @@ def test_resumed_run_is_equal_to_the_last_bit_and_a_run_starts_from_another(runs
         optimizer=dict(lr=1e-9),
     )
     torch.testing.assert_close(logits(chain.load()), logits(vitkit.load(parts)), rtol=1e-4, atol=1e-5)
+    before = logits(chain.load())
+    assert os.path.samefile(runs / "chain" / "base.pth", parts / "best.pth")
+    save_checkpoint(parts / "best.pth", read_checkpoint(parts / "last.pth"))  # as the run does that goes on
+    assert logits(chain.load()).equal(before)
+    vitkit.train(resume=runs / "chain", device="cpu")
 
 
 def test_pretrained_backbone_is_the_base_of_a_run_without_other_weights(runs):

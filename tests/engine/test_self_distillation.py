@@ -14,8 +14,9 @@ from vitkit import ConfigError
 from vitkit.apps.explanations.backbones import backbone_attention, draw_class_token
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.engine.hooks import Hook, SelfDistillationSchedules
+from vitkit.engine.optimizers import layer_factors, parameter_groups
 from vitkit.losses.self_distillation import SelfDistillationLoss
-from vitkit.registry import DATASETS
+from vitkit.registry import DATASETS, MODELS
 from vitkit.weights import read_checkpoint
 
 WORLD = dict(type="ShapesClassification", image_size=16)
@@ -207,7 +208,8 @@ COLLAPSES = {
         dict(HOOK, teacher_temperature=10.0, warmup_teacher_temperature=10.0),
         dict(),
         r"the teacher's outputs are uniform \(entropy 2\.48\d of at most ln K = 2\.485\), so nothing is learned\. "
-        r"Lower the hook's teacher_temperature and warmup_teacher_temperature \(now 10 and 10; published 0\.04\)",
+        r"Set model\.batch_norm=True, .* lower the hook's teacher_temperature and warmup_teacher_temperature "
+        r"\(now 10 and 10; published 0\.04\)",
     ),
 }
 
@@ -218,6 +220,27 @@ def test_a_collapse_is_said_once_in_one_line(kind, tmp_path, capsys):
     train(tmp_path / "run", make_config(hook, **options))
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "self-distillation has collapsed" in line)
     assert re.search(message, line), line
+
+
+def test_batches_of_one_image_are_no_collapse_and_without_a_metric_the_newest_state_is_used(tmp_path, capsys):
+    config = make_config(images_per_step=2, images_per_gpu=1, epochs=2)
+    config["train"]["best_metric"] = None
+    run = train(tmp_path / "run", config)
+    assert run.weights.name == "last.pth" and not (tmp_path / "run" / "best.pth").exists()
+    captured = capsys.readouterr()
+    assert "collapsed" not in captured.err and "best" not in captured.out
+    values = next(record["metrics"] for record in log_of(tmp_path / "run") if record["kind"] == "val")
+    assert values["train_teacher_entropy"] > 0 and values["train_feature_spread"] is None
+
+
+def test_layer_decay_is_that_of_the_student():
+    model = MODELS.build(make_config()["model"])
+    factors = layer_factors(model, 0.5)
+    assert factors["student.backbone.patch_embed.proj.weight"] == 0.125 and factors["student.head.mlp.0.weight"] == 1
+    assert factors["student.backbone.blocks.0.norm1.weight"] == 0.25
+    assert factors["student.backbone.blocks.1.norm1.weight"] == 0.5 and factors["student.backbone.norm.weight"] == 1
+    groups = parameter_groups(model, lr=1.0, layer_decay=0.5)
+    assert {group["lr"] for group in groups if "part" in group} == {0.125, 0.25, 0.5, 1.0}
 
 
 def test_a_spread_of_zero_is_a_collapse_and_a_good_run_is_none(whole):

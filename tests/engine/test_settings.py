@@ -18,6 +18,13 @@ def test_decay_of_the_moving_average_is_a_fraction():
         TrainSettings(epochs=1, ema_decay=2)
 
 
+def test_what_needs_a_best_metric_says_so():
+    assert TrainSettings(epochs=1, best_metric=None).best_metric is None
+    for needs in (dict(patience=2), dict(restart_epoch=1, ema_decay=0.9)):
+        with pytest.raises(ConfigError, match=rf"train\.{next(iter(needs))}: .*Set train\.best_metric"):
+            TrainSettings(epochs=1, best_metric=None, **needs)
+
+
 def test_all_missing_keys_are_named():
     config = {"model": {"type": "DETR"}, "data": {"train": None}, "train": 3}
     require(config, "model", "model.type")

@@ -1,6 +1,7 @@
 """What is reported of an image file is what its pixels are: size, orientation and brightness, as Pillow reads them."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -125,6 +126,10 @@ def test_transparent_pixels_keep_their_color(tmp_path):
     for name, settings in (("a.gif", {}), ("b.gif", dict(save_all=True, append_images=[image.rotate(180)]))):
         image.save(tmp_path / name, transparency=1, **settings)
         np.testing.assert_array_equal(read_image(tmp_path / name), colors[indices])
+    image.save(tmp_path / "a.png", transparency=bytes([255, 0, 128, 255]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(read_image(tmp_path / "a.png"), colors[indices])
 
 
 def test_associated_alpha_is_divided_out(tmp_path):

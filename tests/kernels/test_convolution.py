@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,6 +7,7 @@ import torch.nn.functional as F
 from vitkit.kernels import convolution as kernels
 from vitkit.kernels import use_kernels
 from vitkit.kernels.convolution import RELU, Settings, convolution, onednn
+from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
 
 LAYERS = {
     "1x1": dict(kernel=1),
@@ -92,6 +95,26 @@ def test_gradients_other_types_autocast_and_compilers_run_the_definition(fast_ca
     monkeypatch.setattr(kernels, "_is_available", lambda: False)
     torch.testing.assert_close(convolution(x, weight, bias, settings, cache={}), expected)
     assert not fast_calls
+
+
+def test_maps_narrower_than_the_stride_have_right_gradients_in_bfloat16():
+    torch.manual_seed(0)
+    plain = torch.nn.Conv2d(16, 16, 3, stride=2, padding=1)
+    model = torch.nn.Sequential(deepcopy(plain))
+    compute_narrow_maps_in_float32(model)
+    model = deepcopy(model)  # as its moving average is
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.randn(4, 16, 2, 2)).dtype == torch.bfloat16
+        for height in (1, 3):
+            x = torch.randn(4, 16, height, 1)
+            output = model(x)
+            with torch.autocast("cpu", enabled=False):
+                expected = plain(x)
+            torch.testing.assert_close(output, expected)
+            output.square().sum().backward()
+            expected.square().sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, plain.weight.grad)
+    assert model[0].state_dict().keys() == plain.state_dict().keys()
 
 
 class Convolution(torch.nn.Module):

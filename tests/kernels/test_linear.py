@@ -4,8 +4,8 @@ import torch.nn.functional as F
 
 from vitkit.kernels import linear as kernels
 from vitkit.kernels import use_kernels
-from vitkit.kernels.linear import gelu_linear, linear
-from vitkit.nn.layers import Linear, TokenMLP
+from vitkit.kernels.linear import gelu_linear, linear, relu_mlp
+from vitkit.nn.layers import FeedForward, Linear, TokenMLP
 
 
 @pytest.fixture
@@ -120,6 +120,51 @@ def test_gelu_and_its_gradients_stay_equal_though_activations_are_not_stored(sha
     assert stored[1] - stored[0] == inputs[0].numel()
 
 
+def relu_mlp_in_steps(x, weight1, bias1, weight2, bias2):
+    return linear(F.relu(linear(x, weight1, bias1)), weight2, bias2)
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (2, 300, 64)])  # the second is large enough for oneDNN
+@pytest.mark.parametrize("frozen", ["x", "weight1", "bias1", "weight2", "bias2", None])
+def test_mlp_with_relu_and_its_gradients_stay_equal(shape, frozen):
+    torch.manual_seed(0)
+    tensors = dict(x=torch.randn(shape), weight1=torch.randn(96, shape[-1]), bias1=torch.randn(96))
+    tensors |= dict(weight2=torch.randn(64, 96), bias2=torch.randn(64))
+    upstream, results = torch.randn(*shape[:-1], 64), []
+    for function in (relu_mlp, relu_mlp_in_steps):
+        leaves = {name: tensor.clone().requires_grad_(name != frozen) for name, tensor in tensors.items()}
+        output = function(**leaves)
+        trained = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        results.append([output, *torch.autograd.grad(output, trained, upstream)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_mlp_with_relu_equals_autocasts_in_bfloat16():
+    torch.manual_seed(0)
+    tensors = [torch.randn(size, requires_grad=True) for size in ((8, 16), (12, 16), (12,), (4, 12), (4,))]
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = relu_mlp(*tensors), relu_mlp_in_steps(*tensors)
+    assert torch.equal(*outputs) and outputs[0].dtype == torch.bfloat16
+    gradients = [torch.autograd.grad(output.float().sum(), tensors) for output in outputs]
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("channels", [(64, 96), (96, 64)])
+def test_gradient_of_a_weight_transposes_the_narrower_operand(by_onednn, monkeypatch, channels):
+    """oneDNN copies its first operand if it is transposed."""
+    transposed = []
+    product = kernels.onednn_product
+    monkeypatch.setattr(
+        kernels,
+        "onednn_product",
+        lambda a, b, *bias: transposed.append(None if a.is_contiguous() else len(a)) or product(a, b, *bias),
+    )
+    x, weight = torch.randn(300, channels[0]), torch.randn(channels[::-1], requires_grad=True)
+    linear(x, weight).sum().backward()
+    assert transposed == [None, 64] and weight.grad.is_contiguous()
+    torch.testing.assert_close(weight.grad, x.sum(0).expand_as(weight), atol=1e-3, rtol=1e-4)
+
+
 def test_gelu_in_bfloat16_equals_autocasts():
     torch.manual_seed(0)
     x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
@@ -139,3 +184,15 @@ def test_a_replaced_or_watched_layer_of_an_mlp_is_called():
     handle.remove()
     mlp.fc2 = torch.nn.Linear(8, 4)
     assert torch.equal(mlp(x), mlp.fc2(F.gelu(mlp.fc1(x))))
+
+
+def test_a_replaced_or_watched_layer_of_a_feed_forward_network_is_called():
+    ffn, x, calls = FeedForward(4, 8), torch.randn(2, 4), []
+    expected = ffn(x)
+    for layer in (ffn.linear1, ffn.linear2):
+        handle = layer.register_forward_hook(lambda *_: calls.append("hook"))
+        assert torch.equal(ffn(x), expected) and calls == ["hook"]
+        handle.remove()
+        calls.clear()
+    ffn.linear2 = torch.nn.Linear(8, 4)
+    assert torch.equal(ffn(x), ffn.linear2(F.relu(ffn.linear1(x))))

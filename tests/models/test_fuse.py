@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from timm.models import hgnet
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
@@ -15,10 +16,12 @@ from tests.helpers.every_model import CLASSIFIERS, CLIPS, DENSE, RESNET, dense_m
 from tests.helpers.norm_statistics import randomize_norms
 from tests.helpers.realtime_models import deimv2, dfine, rf_detr
 from vitkit import build_model, load_config
+from vitkit.backbones.timm_fusion import fuse_timm
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import use_kernels
 from vitkit.nn.fusion import FusedConv, can_fold
 from vitkit.nn.layers import merge_norm
+from vitkit.nn.rep_blocks import RepBlock
 from vitkit.registry import BACKBONES
 
 TIMM = ("hgnetv2_b0.ssld_stage2_ft_in1k", "resnet18.a1_in1k", "resnet26d.bt_in1k", "test_efficientnet.r160_in1k")
@@ -106,6 +109,12 @@ def test_hgnetv2_with_learned_scales(model):
     assert not [m for m in fused.modules() if isinstance(m, NORMS) or type(m).__name__ == "LearnableAffineBlock"]
 
 
+def test_network_with_frozen_stages_is_fused():
+    backbone = BACKBONES.build(dict(type="TimmBackbone", name=TIMM[0], frozen_stages=1, pretrained=False))
+    fused = backbone.eval().fused().eval()
+    assert not any(isinstance(module, NORMS) for module in fused.modules())
+
+
 @pytest.mark.parametrize("name", ["RTDETR", "DFINE", "DEIMv2", "Mask2Former", "DETR"])
 def test_padding_that_is_isolated_stays_so(name):
     spec = {name: value for name, value in DENSE[name][0].items() if name != "backbone"}
@@ -181,6 +190,8 @@ def test_a_model_is_fused_once_and_in_evaluation_mode():
     with pytest.raises(ConfigError, match="fuse: DETR is fused already"):
         copy.deepcopy(model).fuse()
     assert model.fused_copy().is_fused
+    with pytest.raises(ConfigError, match=r"fuse: DETR has weights without values, in \S+ \(device meta\)"):
+        dense_model("DETR").eval().to("meta").fuse()
 
 
 def test_fused_model_is_neither_trained_nor_saved_nor_loaded():
@@ -237,9 +248,10 @@ class OwnBackbone(nn.Module):
 
 def test_own_backbone_is_left_as_it_is(caplog):
     model = build_model(dict(DENSE["DETR"][0], type="DETR", backbone=OwnBackbone(), num_queries=4, num_classes=3))
-    with caplog.at_level(logging.INFO, logger="vitkit"):
+    for _ in range(2):
         assert_fused_is_equal(model, images(96, 64)[0], folds=False)
-    assert "fuse: OwnBackbone is left as it is, with 1 batch norms" in caplog.text
+    (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)  # once, not for each copy
+    assert "fuse: the backbone OwnBackbone is left as it is, with 1 batch norms" in warning.message
 
 
 @pytest.mark.parametrize("fused", [True, nn.Identity()])
@@ -259,6 +271,38 @@ def test_norms_are_folded_in_half_precision_with_one_rounding(dtype):
     for a, b in zip(merged, exact):
         assert a.dtype == dtype
         torch.testing.assert_close(a.double(), b, atol=1e-6, rtol=0.51 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_branches_and_scales_are_folded_in_half_precision_with_one_rounding(dtype, scaled):
+    torch.manual_seed(0)
+    if scaled:
+        block = nn.Sequential(hgnet.ConvBNAct(8, 64, 3, use_lab=True))
+        nn.init.constant_(block[0].lab.scale, 1.3)
+        nn.init.constant_(block[0].lab.bias, 0.7)
+    else:
+        block = RepBlock(64)
+    block = randomize_norms(block).eval().to(dtype)
+
+    def folded(block):
+        if not scaled:
+            return block.fused()
+        fuse_timm(block)
+        return block[0].conv
+
+    with torch.no_grad():
+        exact, convolution = folded(copy.deepcopy(block).double()), folded(block)
+    for name in ("weight", "bias"):
+        a, b = getattr(convolution, name), getattr(exact, name)
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=1e-6, rtol=0.51 * torch.finfo(dtype).eps)
+
+
+def test_norms_that_are_synchronized_in_training_are_folded():
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(dense_model("RTDETR"))
+    fused = assert_fused_is_equal(model, images(96, 64)[0])
+    assert not any(isinstance(module, NORMS) for module in fused.modules())
 
 
 class OtherNorm(nn.BatchNorm2d):

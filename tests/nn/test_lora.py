@@ -1,6 +1,7 @@
 """LoRA adds the products of its pairs to frozen layers, of whatever kind, and trains nothing else but the heads."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -10,10 +11,13 @@ from torch import nn
 
 from vitkit import load
 from vitkit.errors import ConfigError
+from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.lora import LoRA, LoRAConv2d, LoRALinear, base_entries
 from vitkit.nn.transformer import FeedForward
 from vitkit.registry import BACKBONES, MODELS
+from vitkit.seq2seq.incremental import CachedAttention
+from vitkit.weights.lora import merge
 
 VIT = dict(type="ViT", pretrained=False, **SMALL)
 
@@ -104,6 +108,31 @@ def test_layers_whose_owner_multiplies_by_their_weights_are_updated_too(backbone
     sum(map_.sum() for map_ in model(images(32, 32)).values()).backward()
     updated = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert updated and all(".lora." in name and grad is not None for name, grad in updated.items())
+
+
+@pytest.mark.parametrize("attention", [MultiHeadAttention, CachedAttention])
+def test_joint_projections_of_attention_are_updated_too(attention):
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(self_attn=attention(8, 2)))
+    base, layer = copy.deepcopy(model), model.self_attn
+    assert LoRA(layers="self_attn|self_attn.out_proj", rank=2, parts="qv", train="*").add_to(model) == [
+        "self_attn", "self_attn.out_proj"
+    ]  # fmt: skip
+    x = torch.randn(2, 5, 8)
+    assert isinstance(layer, attention) and layer(x, x, x).equal(base.self_attn(x, x, x))
+    randomize_pairs(model)
+    layer(x, x, x).sum().backward()
+    names = {f"self_attn.{name}.{matrix}" for name in ("lora.q", "lora.v", "out_proj.lora.whole") for matrix in "ab"}
+    assert {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()} == names
+    checkpoint = {"model": model.state_dict(), "lora": {"rank": 2, "alpha": 2.0}}
+    merged = copy.deepcopy(base)
+    merged.load_state_dict(merge(base.state_dict(), checkpoint, "last.pth")["model"])
+    torch.testing.assert_close(layer(x, x, x), merged.self_attn(x, x, x))
+    update = layer.lora["v"].b @ layer.lora["v"].a
+    torch.testing.assert_close(merged.self_attn.in_proj_weight[16:] - base.self_attn.in_proj_weight[16:], update)
+    assert merged.self_attn.in_proj_weight[8:16].equal(base.self_attn.in_proj_weight[8:16])
+    assert not layer(x, x, x).allclose(base.self_attn(x, x, x), rtol=0.1)
+    torch.testing.assert_close(copy.deepcopy(model).self_attn(x, x, x), layer(x, x, x))
 
 
 def test_dropout_is_that_of_the_update_alone():

@@ -10,7 +10,7 @@ from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import nn
 
 from vitkit.backbones.timm_blocks import LeanConvBNAct
-from vitkit.nn.fusion import RELU, Activation, FusedConv, can_fold, fold, is_watched
+from vitkit.nn.fusion import RELU, Activation, can_fold, fold, fold_scaled_relu, is_watched
 
 _PARTS = {
     hgnet.ConvBNAct: (("conv", "bn", "act"),),
@@ -45,8 +45,6 @@ def fuse_timm(net: nn.Module) -> None:
             ]
         for names in parts:
             _fuse(module, *names)
-        if isinstance(module, hgnet.ConvBNAct):
-            _fuse_scale(module)
 
 
 def _fuse(owner: nn.Module, conv: str, norm: str, act: str) -> None:
@@ -61,7 +59,12 @@ def _fuse(owner: nn.Module, conv: str, norm: str, act: str) -> None:
         activation = _activation(getattr(owner, act))
         if activation is not None:
             setattr(owner, act, nn.Identity())
-    setattr(owner, conv, fold(*pair, activation))
+    lab = getattr(owner, "lab", None)
+    if activation == RELU and type(lab) is hgnet.LearnableAffineBlock and not is_watched(lab):
+        owner.lab = nn.Identity()
+        setattr(owner, conv, fold_scaled_relu(*pair, lab.scale, lab.bias))
+    else:
+        setattr(owner, conv, fold(*pair, activation))
     setattr(owner, norm, rest)
 
 
@@ -72,19 +75,3 @@ def _activation(module: nn.Module) -> Activation:
     if isinstance(module, nn.ReLU6):
         return (0.0, 6.0)
     return RELU if type(module) is nn.ReLU else "silu" if type(module) is nn.SiLU else None
-
-
-def _fuse_scale(block: hgnet.ConvBNAct) -> None:
-    """Fold HGNetV2's learned scale and shift after ReLU: both go into the convolution.
-
-    For a scale s >= 0, s * relu(x) + b = max(s * x + b, b); for a negative one it is min(s * x + b, b). The shift can
-    thus be folded whatever the next convolution pads with.
-    """
-    lab, conv = block.lab, block.conv
-    if type(lab) is not hgnet.LearnableAffineBlock or is_watched(lab):
-        return
-    if isinstance(conv, FusedConv) and conv.settings.activation == RELU:
-        scale, shift = float(lab.scale), float(lab.bias)
-        limits = (shift, None) if scale >= 0 else (None, shift)
-        block.conv = FusedConv(conv, conv.weight * scale, conv.bias * scale + shift, limits)
-        block.lab = nn.Identity()

@@ -125,6 +125,8 @@ class ClassifierOptions(TypedDict, total=False):
     https://arxiv.org/abs/2205.01580); "mean_norm": the normalized mean of the patches (MAE)."""
     hidden_layer: bool
     """Whether there is a hidden layer with tanh, as in ViT's pre-training (section 3.1); default False."""
+    head_std: float
+    """Standard deviation of the head's initial weights; default 0.02. Recipes of fine-tuning begin with much less."""
 
 
 class Tokens(NamedTuple):
@@ -260,6 +262,8 @@ class ViT(BackboneBase):
         else:
             self.norm = nn.LayerNorm(d_model, eps=norm_eps)
         self._initialize()
+        if self.is_classifier and (std := classifier.get("head_std")) is not None:
+            self._initialize_heads(std)
         self.freeze()
 
     def _make_tokens(
@@ -294,6 +298,14 @@ class ViT(BackboneBase):
         for tokens in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token):
             if isinstance(tokens, nn.Parameter):
                 nn.init.trunc_normal_(tokens, std=0.02)
+
+    def _initialize_heads(self, std: float) -> None:
+        if std < 0:
+            raise ConfigError(f"classifier.head_std={std}: expected at least 0.")
+        head = self.head[-1] if isinstance(self.head, nn.Sequential) else self.head
+        for layer in (head, self.head_dist):
+            if layer is not None:
+                nn.init.trunc_normal_(layer.weight, std=std)
 
     @staticmethod
     def maps(patch_size: int, d_model: int, depth: int) -> dict[str, FeatureInfo]:

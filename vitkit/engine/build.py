@@ -22,6 +22,7 @@ from vitkit.engine.lora import LoRARun
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
+from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
 from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Loader, Model, child
@@ -29,8 +30,10 @@ from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
+from vitkit.weights.contents import TEACHER
 from vitkit.weights.names import BACKBONE_WEIGHTS
 from vitkit.weights.pretrained import load_backbone, pretraining_run
+from vitkit.weights.reading import read_metadata
 from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
@@ -226,6 +229,29 @@ def add_teacher(model: nn.Module, classes: Sequence[str] | None) -> str | None:
     return source
 
 
+def check_teacher(model: nn.Module, checkpoint: Path | None, source: str | None) -> dict[str, str]:
+    """Return what checkpoints say about the frozen network that a model learns from; {} if there is none.
+
+    Args:
+        checkpoint: of the run that is resumed.
+        source: where the network's weights came from.
+    Raises:
+        CheckpointError: the run was started with another network.
+    """
+    key = model.teacher_key() if isinstance(model, LearnsFromTeacher) else None
+    if key is None:
+        return {}
+    about = {TEACHER: f"{key:016x}"}
+    saved = {} if checkpoint is None else read_metadata(checkpoint)
+    if saved.get(TEACHER, about[TEACHER]) != about[TEACHER]:
+        raise CheckpointError(
+            f"{checkpoint}: learned from another teacher than {source or 'that'} is now (fingerprint of its weights "
+            f"{saved[TEACHER]} in the run, {about[TEACHER]} now). Put the teacher's weights back; to learn from the "
+            "new ones, start a new run (--init takes the student's weights)."
+        )
+    return about
+
+
 def measure_teacher(model: nn.Module, loader: Loader, images_per_batch: int) -> None:
     """Let a model measure its teacher on the first training images, whose order and transforms stay the same."""
     if isinstance(model, LearnsFromTeacher):
@@ -367,6 +393,8 @@ def prepare_model(
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if lora is not None:
         lora.add_pairs(model)
+    if device.type == "cpu" and settings.precision != "fp32":
+        compute_narrow_maps_in_float32(model)
     if settings.strategy != "fsdp":
         model = model.to(device)
         return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None

@@ -76,7 +76,7 @@ def parameter_groups(
         factor = next((f for part, f in multipliers.items() if part in name), 1.0) * by_layer.get(name, 1.0)
         decay = 0.0 if name in undecayed else weight_decay
         group = {"params": [], "lr": lr * factor, "weight_decay": decay}
-        in_backbone = bool(by_layer) and name.startswith("backbone.")
+        in_backbone = bool(by_layer) and name.startswith(f"{trained_backbone_name(model)}.")
         if in_backbone:
             group["part"] = BACKBONE
         groups.setdefault((factor, decay, in_backbone), group)["params"].append(parameter)
@@ -176,10 +176,11 @@ def layer_factors(
 ) -> dict[str, float]:
     """Compute layer-wise learning rates for fine-tuning pretrained transformers (https://arxiv.org/abs/2003.10555).
 
-    The layers are the blocks of `model.backbone` (or of the model, if it has none), in the order of their creation: see
-    `checkpointed_blocks`, or what a backbone itself declares by `block_names`. Parameters before the first block form a
-    layer below it (by the rule of EoMT, https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks,
-    such as downsampling, belong to the lower one; all others are above the last block.
+    The layers are the blocks of `model.backbone` (of the model, if it has none; of the student's backbone in self-
+    distillation), in the order of their creation: see `checkpointed_blocks`, or what a backbone itself declares by
+    `block_names`. Parameters before the first block form a layer below it (by the rule of EoMT,
+    https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks, such as downsampling, belong to the
+    lower one; all others are above the last block.
 
     Args:
         decay: factor from each layer to the one below it; 1 for no decay.
@@ -194,7 +195,7 @@ def layer_factors(
         raise ConfigError(f"layer_decay={decay}: expected a value above 0 and at most 1.")
     if rule not in ("beit", "eomt"):
         raise ConfigError(f"layer_decay_rule={rule!r}: expected 'beit' or 'eomt'.")
-    inside = "backbone." if child(model, "backbone") is not None else ""
+    inside = f"{trained_backbone_name(model)}." if child(model, "backbone") is not None else ""
     blocks = _block_names(model, inside)
     if not blocks:
         raise ConfigError(f"layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
@@ -212,11 +213,16 @@ def layer_factors(
     return factors
 
 
+def trained_backbone_name(model: nn.Module) -> str:
+    """Return the name of the backbone whose parameters the optimizer changes: "backbone", or that of a student."""
+    return getattr(model, "student_backbone", BACKBONE)
+
+
 def _block_names(model: nn.Module, inside: str) -> list[str]:
     """Return the names of the blocks below the prefix `inside`, in order."""
     backbone = child(model, "backbone")
     if hasattr(backbone, "block_names"):
-        return [f"backbone.{name}" for name in backbone.block_names()]
+        return [f"{inside}{name}" for name in backbone.block_names()]
     blocks: list[str] = []
     for name in checkpointed_blocks(model):
         if name.startswith(inside) and not _below(name, blocks[-1:]):

@@ -63,8 +63,9 @@ class TrainSettings:
     """Steps between records of the log; the console also gets a line after the first step, and every 20 seconds."""
     eval_every: int = 1
     """Epochs between evaluations (the last epoch is always evaluated)."""
-    best_metric: str = "bbox/AP"
-    """The metric that selects the best checkpoint: the highest value, or the lowest of loss, nll and perplexity."""
+    best_metric: str | None = "bbox/AP"
+    """The metric that selects the best checkpoint: the highest value, or the lowest of loss, nll and perplexity; None:
+    there is no best.pth, and last.pth is used."""
     patience: int | None = None
     """Stop after this many consecutive evaluations without a better `best_metric`."""
     save_every_minutes: float | None = 15.0
@@ -96,6 +97,8 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"train.{name}: got {value}; expected at least {least}, or none.")
+        if self.patience is not None and self.best_metric is None:
+            raise ConfigError("train.patience: counts evaluations without a better metric. Set train.best_metric.")
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
         if self.strategy == "fsdp" and self.precision == "fp16":
@@ -126,6 +129,8 @@ class TrainSettings:
     def _check_restart(self) -> None:
         if self.restart_epoch is None:
             return
+        if self.best_metric is None:
+            raise ConfigError("train.restart_epoch: returns to the best weights. Set train.best_metric.")
         if self.ema_decay is None:
             raise ConfigError("train.restart_epoch: begins a new average, and there is none. Set train.ema_decay.")
         if self.restart_epoch < self.eval_every:

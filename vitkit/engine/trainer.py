@@ -57,6 +57,7 @@ from vitkit.text_format import pluralize
 from vitkit.visualization.curves import plot_training
 from vitkit.weights import find_weights
 from vitkit.weights.contents import LORA
+from vitkit.weights.lora import Base, keep_base
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -107,12 +108,13 @@ def run_training(
             report_changes(folder.path, saved, config)
         run, validate = build_run(config, folder, device, init=init, partial_init=partial_init)
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
-        on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
+        base = run.saved_with.get(LORA, {}).get("base")
+        on_start = partial(prepare_run_dir, folder.path, config, device, base=base, launches=launches, console=console)
         try:
             fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start, hooks=hooks)
         except Interrupted as interrupted:
             device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
-            command = resume_command(folder.path, *device_type)
+            command = interrupted.command or resume_command(folder.path, *device_type)
             print_line(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
             raise
         if is_main():
@@ -180,6 +182,7 @@ def build_run(
     with first_rank_first():
         if source := build.add_teacher(model, metadata.get("classes")):
             logger.info("teacher: weights from %s", source)
+        metadata |= build.check_teacher(model, folder.checkpoint, source)
     lora = None if settings.lora is None else LoRARun(model, settings.lora, init)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
@@ -253,15 +256,24 @@ def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: 
 
 
 def prepare_run_dir(
-    run_dir: Path, config: Config, device: torch.device, *, launches: Sequence[Launch], console: ConsoleCopy
+    run_dir: Path,
+    config: Config,
+    device: torch.device,
+    *,
+    base: Base | None,
+    launches: Sequence[Launch],
+    console: ConsoleCopy,
 ) -> None:
-    """Write the config, the launch command and the console output into the run's folder, from the main process."""
+    """Write the config, the launch command and the console output into the run's folder, from the main process, and
+    keep the base of LoRA."""
     if not is_main():
         return
     with writing_into(run_dir):
         mark_launch(run_dir, launches)
         save_config(config, run_dir / CONFIG_NAME)
         record_start(run_dir, device)
+        if base is not None:
+            keep_base(base, run_dir)
         console.begin(run_dir / CONSOLE_NAME)
 
 

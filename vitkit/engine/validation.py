@@ -37,7 +37,7 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     evaluator.check_dataset()
     metric = run.settings.best_metric
-    if is_main() and not evaluator.measures(metric):
+    if is_main() and metric is not None and not evaluator.measures(metric):
         logger.warning(
             "data.val: has no object that train.best_metric=%s measures, so there will be no best.pth, and last.pth is "
             "used instead%s. Add annotated images to the validation data, or choose another metric.",

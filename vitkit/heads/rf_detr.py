@@ -286,17 +286,23 @@ class GroupSelection(nn.Module):
         check_locations("RF-DETR", levels, num_queries)
         anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         anchors = anchors.masked_fill(unusable, 0)
-        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
-        logits = self.class_embed(x)
+        memory = memory.masked_fill(unusable, 0)
+        states = self.enc_output_norm(self.enc_output(memory))
+        logits = self.class_embed(states)
         # Unusable locations are selected only if there are too few others; their boxes have size 0.
         best = logits.amax(-1).masked_fill(unusable[..., 0], -torch.inf).topk(num_queries, dim=1).indices
         # Only the selected locations have a loss, so the boxes of others need not be computed.
-        states = gather_rows(x, best)
+        if torch.is_grad_enabled():
+            # Computed again for them alone, so that nothing is stored for the others, whose gradient is zero.
+            states = self.enc_output_norm(self.enc_output(gather_rows(memory, best)))
+            logits = self.class_embed(states)
+        else:
+            states, logits = gather_rows(states, best), gather_rows(logits, best)
         boxes = refine_boxes(gather_rows(anchors, best), self.bbox_embed(states))
         selection = {
             "name": "enc",
             "states": states,  # (B, Q, d_model)
-            "pred_logits": gather_rows(logits, best),  # (B, Q, num_classes)
+            "pred_logits": logits,  # (B, Q, num_classes)
             "pred_boxes": boxes,  # (B, Q, 4)
             "aux_outputs": [],
             "matches": None,

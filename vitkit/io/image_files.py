@@ -66,7 +66,7 @@ _PNG_TAGS = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")
 _PNM_HEADER_BYTES = 1 << 16
 _TIFF_COMPRESSION, _LOSSY_COMPRESSIONS = 259, (6, 7, 34892)  # JPEG, in its old, its usual and its raw form
 _LISTED = (
-    "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
+    "The annotation file, or list of images, has it: check that the images folder is the one that belongs to it, and "
     "complete."
 )
 ONE_CHANNEL_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
@@ -136,6 +136,8 @@ def pillow_to_array(image: Image.Image) -> np.ndarray:
         image = image.transpose(_TRANSPOSITIONS[orientation])
     if image.mode.startswith("I"):  # Pillow would turn values above 255 into 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # otherwise Pillow warns that the transparency is lost
     return np.array(image.convert("RGB"))
 
 

@@ -24,7 +24,7 @@ class SelfDistillationLoss(Criterion):
 
     `meters`: `teacher_entropy`; `mean_entropy`, that of the mean over a batch's images; and `feature_spread`, the
     standard deviation of the teacher's L2-normalized features over the batch, times the square root of their number: 0
-    if all are equal, 1 if they are evenly spread.
+    if all are equal, 1 if they are evenly spread. A batch of one image has only the first.
 
     Args:
         student_temperature: temperature of the student's softmax; the hook `SelfDistillationSchedules` sets the
@@ -71,7 +71,7 @@ class SelfDistillationLoss(Criterion):
             others = cross_entropy.sum() - cross_entropy.diagonal().sum()
             loss = others / (len(targets) * (cross_entropy.numel() - len(teacher)))
         self._batch_means.append(teacher_logits.mean(0, keepdim=True))
-        self._measure(teacher.flatten(0, 1), outputs["teacher_features"].detach().float())
+        self._measure(teacher, outputs["teacher_features"].detach().float())
         return {"distillation": loss}
 
     def update_center(self, center: Tensor, *, step_taken: bool = True) -> None:
@@ -106,13 +106,11 @@ class SelfDistillationLoss(Criterion):
             )
 
     def _measure(self, teacher: Tensor, features: Tensor) -> None:
-        count = torch.tensor(float(len(teacher)), device=teacher.device)
-        spread = F.normalize(features, dim=-1).std(0).mean() * math.sqrt(features.shape[-1])
-        values = {
-            "teacher_entropy": entropy(teacher).mean(),
-            "mean_entropy": entropy(teacher.mean(0)),
-            "feature_spread": spread,
-        }
+        count = torch.tensor(float(len(features)), device=teacher.device)
+        values = {"teacher_entropy": entropy(teacher).mean()}
+        if teacher.shape[1] > 1:  # two views of one image are alike, which is no collapse
+            values["mean_entropy"] = entropy(teacher.mean((0, 1)))
+            values["feature_spread"] = F.normalize(features, dim=-1).std(0).mean() * math.sqrt(features.shape[-1])
         for name, value in values.items():
             self.meters[name].add(value * count, count)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from vitkit.backbones.base import check_feature_info
 from vitkit.distributed import accumulation_dtype, all_reduce_sum
 from vitkit.errors import ConfigError, DataError
-from vitkit.models.base import network_key
 from vitkit.models.pretraining import PretrainingModel, maps_and_features
 from vitkit.models.teacher import TaughtModel
 from vitkit.ops.images import in_channels, normalize_images, pixel_statistics
@@ -110,10 +109,9 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
 
     def weights_key(self) -> int:
         """Return a fingerprint of the teacher, which stored features have."""
-        assert self.frozen_teacher is not None
-        if self.frozen_teacher.key is None:
-            self.frozen_teacher.key = network_key(self.frozen_teacher.network, self.teacher_feature)
-        return self.frozen_teacher.key
+        key = self.teacher_key()
+        assert key is not None
+        return key
 
     def forward(
         self,

@@ -38,6 +38,8 @@ class SelfDistillation(PretrainingModel):
     """
 
     training_parts = ("student", "teacher", "dino_loss")
+    student_backbone = "student.backbone"
+    """The backbone that the optimizer changes, see `vitkit.engine.optimizers`."""
 
     def __init__(
         self,

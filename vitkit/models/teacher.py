@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.models.base import ModelOnBackbone
+from vitkit.models.base import ModelOnBackbone, network_key
 from vitkit.registry import Spec
 from vitkit.structures import Batch
 
@@ -37,6 +37,8 @@ class TaughtModel(ModelOnBackbone):
     """The teacher as the config names it; None if the constructor was given a module."""
     frozen_teacher: FrozenNetwork | None = None
     """The teacher with its weights; None before `take_teacher`, as always outside of training runs."""
+    teacher_feature: str = ""
+    """The name of the teacher's map that is learned, if one is."""
 
     def set_teacher(self, teacher: Spec | nn.Module) -> None:
         """Take a module, or keep the spec for the run; to be called last in the constructor."""
@@ -52,6 +54,13 @@ class TaughtModel(ModelOnBackbone):
     def take_teacher(self, network: nn.Module) -> None:
         """Learn from this network from now on; it is frozen."""
         self.frozen_teacher = FrozenNetwork(network)
+
+    def teacher_key(self) -> int | None:
+        """See `vitkit.protocols.LearnsFromTeacher`."""
+        frozen = self.frozen_teacher
+        if frozen is not None and frozen.key is None:
+            frozen.key = network_key(frozen.network, self.teacher_feature)
+        return None if frozen is None else frozen.key
 
     def measure_teacher(self, batches: Iterable[Batch]) -> None:
         """See `vitkit.protocols.LearnsFromTeacher`; nothing is measured by default."""

@@ -5,19 +5,19 @@
 
 from typing import Any, NoReturn
 
-from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d
+from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d, SyncBatchNormAct
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels.convolution import RELU, Activation, Settings, convolution
-from vitkit.nn.layers import merge_norm
+from vitkit.nn.layers import merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
-__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fuse_pair", "is_watched"]
+__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_relu", "fuse_pair", "is_watched"]
 
 
-_NORMS = (nn.BatchNorm2d, FrozenBatchNorm2d, BatchNormAct2d, FrozenBatchNormAct2d)
+_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d, BatchNormAct2d, SyncBatchNormAct, FrozenBatchNormAct2d)
 
 
 class FusedConv(nn.Conv2d):
@@ -25,7 +25,7 @@ class FusedConv(nn.Conv2d):
 
     Args:
         conv: the convolution, for its settings.
-        weight, bias: those with the norm.
+        weight, bias: those with the norm, rounded here to the dtype of the convolution.
         activation: see `vitkit.kernels.convolution.Activation`.
     """
 
@@ -33,8 +33,8 @@ class FusedConv(nn.Conv2d):
         channels = (conv.in_channels, conv.out_channels)
         geometry = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
         super().__init__(*channels, *geometry, device="meta")
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        self.weight = nn.Parameter(weight.detach().type_as(conv.weight), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach().type_as(conv.weight), requires_grad=False)
         self.settings = Settings(conv.stride, conv.padding, conv.dilation, conv.groups, activation)
         self._cache: dict[str, Tensor] = {}
         self.eval()
@@ -95,7 +95,19 @@ def is_watched(module: nn.Module) -> bool:
 
 def fold(conv: nn.Conv2d, norm: nn.Module, activation: Activation = None) -> FusedConv:
     """Return the convolution with its norm, see `can_fold`, and an activation."""
-    return FusedConv(conv, *merge_norm(conv, norm), activation)
+    return FusedConv(conv, *merge_norm_unrounded(conv, norm), activation)
+
+
+def fold_scaled_relu(conv: nn.Conv2d, norm: nn.Module, scale: Tensor, shift: Tensor) -> FusedConv:
+    """Return the convolution with its norm, see `can_fold`, ReLU, and a scale and a shift, one number each, after it.
+
+    For a scale s >= 0, s * relu(x) + b = max(s * x + b, b); for a negative one it is min(s * x + b, b). The shift can
+    thus be folded whatever the next convolution pads with.
+    """
+    weight, bias = merge_norm_unrounded(conv, norm)
+    factor, limit = scale.item(), shift.item()
+    limits = (limit, None) if factor >= 0 else (None, limit)
+    return FusedConv(conv, weight * factor, bias * factor + limit, limits)
 
 
 def fuse_pair(owner: nn.Module, conv: str, norm: str, activation: Activation = None) -> None:

@@ -16,7 +16,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import ConfigError
 from vitkit.kernels import plain_only
-from vitkit.kernels.linear import gelu_linear, linear, relu_dropout
+from vitkit.kernels.linear import gelu_linear, linear, relu_dropout, relu_mlp
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -33,6 +33,13 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         return linear(x, self.weight, self.bias)
+
+
+def can_skip(*layers: nn.Module) -> bool:
+    """Return whether the weights of linear layers, layer norms and learned scales may be used without calling them:
+    none was replaced or is watched."""
+    kinds = (Linear, nn.LayerNorm, LayerScale)
+    return all(type(x) in kinds and not x._forward_hooks and not x._forward_pre_hooks for x in layers)
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -91,14 +98,14 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model)."""
+        drops = self.training and self.dropout > 0
+        if self.activation == "relu" and not drops and can_skip(self.linear1, self.linear2):
+            return relu_mlp(x, self.linear1.weight, self.linear1.bias, self.linear2.weight, self.linear2.bias)
         x = self.linear1(x)
-        if self.activation != "relu":
-            x = F.dropout(ACTIVATIONS[self.activation](x), self.dropout, self.training)
-        elif self.training and self.dropout:
+        if self.activation == "relu" and drops:
             x = relu_dropout(x, self.dropout)
         else:
-            # In place, the gradient of `linear`'s view would be copied; the input of ReLU is not stored in either case.
-            x = F.relu(x) if x.requires_grad else F.relu_(x)
+            x = F.dropout(ACTIVATIONS[self.activation](x), self.dropout, self.training)
         return self.linear2(x)
 
 
@@ -114,8 +121,7 @@ class TokenMLP(Mlp):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_out)."""
-        # A layer that was replaced, or that is watched, is called.
-        if type(self.fc2) is Linear and not self.fc2._forward_hooks and not self.fc2._forward_pre_hooks:
+        if can_skip(self.fc2):
             return gelu_linear(self.fc1(x), self.fc2.weight, self.fc2.bias)
         return super().forward(x)
 
@@ -186,9 +192,15 @@ def is_fixed(norm: nn.Module) -> bool:
 
 def merge_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the convolution followed by a norm that uses its statistics."""
+    weight, bias = merge_norm_unrounded(conv, norm)
+    return weight.type_as(conv.weight), bias.type_as(conv.weight)
+
+
+def merge_norm_unrounded(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return weight and bias as `merge_norm` does, but in float32 if the convolution is in half precision."""
     scale, shift = _scale_and_shift(norm)
     bias = shift if conv.bias is None else shift + conv.bias * scale
-    return (conv.weight * scale.view(-1, 1, 1, 1)).type_as(conv.weight), bias.type_as(conv.weight)
+    return conv.weight * scale.view(-1, 1, 1, 1), bias
 
 
 def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """LoRA: frozen layers with a trained update of low rank (Hu et al. 2021, https://arxiv.org/abs/2106.09685)."""
 
+import functools
 import logging
 import math
 import re
@@ -15,8 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
+from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.layers import Linear
-from vitkit.ops.low_rank import FUSED_PARTS, WHOLE, low_rank_update
+from vitkit.ops.low_rank import FUSED_PARTS, JOINT_WEIGHT, WEIGHT, WHOLE, low_rank_update
 from vitkit.protocols import child
 from vitkit.registry import nearest
 from vitkit.text_format import pluralize
@@ -46,13 +48,14 @@ class LoRA:
     "backbone.*qkv|proj" is "backbone.*qkv" or "backbone.*proj".
 
     Args:
-        layers: pattern of the names of linear layers, and of convolutions without groups.
+        layers: pattern of the names of linear layers, of convolutions without groups, and of `MultiHeadAttention`, of
+            which it means the joint projection of queries, keys and values ("head.*self_attn").
         rank: rank of each update.
         alpha: updates are scaled by alpha / rank; None: the rank, for a scale of 1.
         dropout: fraction of the layer's input that its update does not see in training. Layers whose owner multiplies
             by their weights itself, such as Swin's, have none.
-        parts: which of queries, keys and values have a pair in layers named "qkv", which compute all three: "qkv", or
-            "qv" as in the paper. Each has a pair of its own.
+        parts: which of queries, keys and values have a pair in layers named "qkv" and in joint projections, which
+            compute all three: "qkv", or "qv" as in the paper. Each has a pair of its own.
         train: pattern of the names of parameters, or of the modules that they are in, that are trained in full; None:
             everything outside the backbone, and a classifier's head.
     Raises:
@@ -94,22 +97,23 @@ class LoRA:
                 than a layer.
         """
         layers = {name: module for name, module in model.named_modules() if _can_be_updated(module)}
-        chosen = _matching(self.layers, layers, "train.lora.layers", "linear layer or convolution without groups")
+        kind = "linear layer, convolution without groups or MultiHeadAttention"
+        chosen = _matching(self.layers, layers, "train.lora.layers", kind)
         if getattr(model, "freeze_backbone", False) and any(name.startswith("backbone.") for name in chosen):
             raise ConfigError(
                 f"train.lora.layers={self.layers!r}: model.freeze_backbone=True computes the backbone without "
                 "gradients. Set it to False: LoRA freezes the weights itself."
             )
         trained = self.trained_names(model)
-        both = [name for name in chosen if self.train is not None and f"{name}.weight" in trained]
-        if both:
+        both = [name for name in chosen if f"{name}.{_updated_name(layers[name])}" in trained]
+        if both and self.train is not None:
             count = pluralize(len(both), "layers")
             logger.warning(
                 "train.lora: layers=%r and train=%r both name %s, such as %r: only their updates are trained",
                 self.layers, self.train, count, both[0],
             )  # fmt: skip
         for name in chosen:
-            weight: Any = layers[name].weight
+            weight: Any = getattr(layers[name], _updated_name(layers[name]))
             if self.rank > max(len(weight), weight[0].numel()):
                 raise ConfigError(
                     f"train.lora.rank: got {self.rank}; {name!r} has only {weight[0].numel()} inputs and {len(weight)} "
@@ -123,7 +127,8 @@ class LoRA:
                 module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
                 module.eval()
         for name in chosen:
-            layers[name].requires_grad_(False)
+            for parameter in layers[name].parameters(recurse=False):
+                parameter.requires_grad_(False)
             _add_pairs(layers[name], self, is_fused=name.rpartition(".")[2] == FUSED_PARTS)
         return chosen
 
@@ -180,13 +185,12 @@ class _Updated(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weight with the update, for whoever multiplies by it without calling the layer."""
-        weight = self.frozen_weight
-        return weight + self.update.view_as(weight)
+        return self.frozen_weight + self.update.view_as(self.frozen_weight)
 
     @property
     def frozen_weight(self) -> Tensor:
         """The weight without the update."""
-        weight = self._parameters["weight"]
+        weight = self._parameters[_updated_name(self)]
         assert weight is not None
         return weight
 
@@ -225,7 +229,33 @@ class LoRAConv2d(_Updated, nn.Conv2d):
         return output + self._conv_forward(F.dropout(x, self.lora_dropout), update, None)
 
 
+class LoRAAttention(_Updated, MultiHeadAttention):
+    """Attention whose joint projection of queries, keys and values has trained updates of low rank."""
+
+    @property
+    def in_proj_weight(self) -> Tensor:  # type: ignore[override]
+        """The joint projection with the updates."""
+        return self.weight
+
+
+@functools.cache
+def _updated_class(original: type[nn.Module]) -> type[_Updated]:
+    """Return the class of a layer with pairs."""
+    if original is MultiHeadAttention:
+        return LoRAAttention
+    if issubclass(original, MultiHeadAttention):  # which has methods of its own
+        return type(f"LoRA{original.__name__}", (LoRAAttention, original), {})
+    return LoRALinear if issubclass(original, nn.Linear) else LoRAConv2d
+
+
+def _updated_name(layer: nn.Module) -> str:
+    """Return the name of the parameter that pairs update."""
+    return JOINT_WEIGHT if isinstance(layer, MultiHeadAttention) else WEIGHT
+
+
 def _can_be_updated(module: nn.Module) -> bool:
+    if isinstance(module, MultiHeadAttention):
+        return True
     # Not other subclasses, which may compute something else.
     return type(module) in (nn.Linear, Linear, nn.modules.linear.NonDynamicallyQuantizableLinear) or (
         type(module) is nn.Conv2d and module.groups == 1
@@ -233,17 +263,18 @@ def _can_be_updated(module: nn.Module) -> bool:
 
 
 def _add_pairs(layer: nn.Module, lora: LoRA, *, is_fused: bool) -> None:
-    weight: Any = layer.weight
+    weight: Any = getattr(layer, _updated_name(layer))
     rows, columns = len(weight), weight[0].numel()
     pairs = nn.ModuleDict()
-    if is_fused and isinstance(layer, nn.Linear) and rows % len(FUSED_PARTS) == 0:
+    is_fused = is_fused and isinstance(layer, nn.Linear) and rows % len(FUSED_PARTS) == 0
+    if is_fused or isinstance(layer, MultiHeadAttention):
         for part in sorted(set(lora.parts), key=FUSED_PARTS.index):
             pairs[part] = LowRankPair(columns, rows // len(FUSED_PARTS), lora.rank, weight)
     else:
         pairs[WHOLE] = LowRankPair(columns, rows, lora.rank, weight)
     fast = isinstance(layer, Linear)
     # In place, so that names, and references of other modules, stay as they are.
-    layer.__class__ = LoRALinear if isinstance(layer, nn.Linear) else LoRAConv2d
+    layer.__class__ = _updated_class(type(layer))
     layer.takes_fast_product = fast
     layer.lora, layer.lora_scale, layer.lora_dropout = pairs, lora.alpha / lora.rank, lora.dropout
 

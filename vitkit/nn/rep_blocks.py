@@ -11,7 +11,7 @@ from torchvision.ops import Conv2dNormActivation
 
 from vitkit.kernels.norm_activation import norm_silu
 from vitkit.nn.fusion import FusedConv, can_fold, fold
-from vitkit.nn.layers import conv_norm, merge_norm
+from vitkit.nn.layers import conv_norm, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
 
@@ -57,7 +57,7 @@ class RepBlock(nn.Module):
         """See `vitkit.protocols.Fuses`: one convolution."""
         if not (can_fold(*self.conv1) and can_fold(*self.conv2)):
             return self
-        (weight, bias), (weight2, bias2) = merge_norm(*self.conv1), merge_norm(*self.conv2)
+        (weight, bias), (weight2, bias2) = merge_norm_unrounded(*self.conv1), merge_norm_unrounded(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the center.
         return FusedConv(self.conv1[0], weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2, "silu")
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 WHOLE = "whole"
 """The part of a layer that is updated by a single pair."""
+WEIGHT, JOINT_WEIGHT = "weight", "in_proj_weight"
+"""The parameter of a layer that is updated: of most layers, and of `MultiHeadAttention`."""
 FUSED_PARTS = "qkv"
 """The parts of a layer that computes queries, keys and values: a third of its rows each, in this order."""
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.ops.low_rank import low_rank_update
+from vitkit.ops.low_rank import JOINT_WEIGHT, WEIGHT, low_rank_update
 from vitkit.weights.contents import LORA, state_dict_of
 from vitkit.weights.download import file_digest
-from vitkit.weights.names import fetch_weights
+from vitkit.weights.names import RUN_CONFIG, fetch_weights
 from vitkit.weights.published import model_zoo
 from vitkit.weights.sources import find_source
 from vitkit.weights.transformers_folder import INDEX_SUFFIX, MODEL_ENTRIES, find_weights_in, list_files_in_index
@@ -40,6 +41,15 @@ def describe_base(source: str | Path, part: str) -> Base:
     if os.path.exists(source):  # a packaged file is elsewhere on another machine
         source = packaged.get(Path(source).name, os.path.abspath(source))
     return {"source": str(source), "part": part, "sha256": _digest(_find(str(source), part))}
+
+
+def keep_base(base: Base, folder: Path) -> None:
+    """Give a base that is a file of another run a second name in a run's folder, as that run replaces its files when it
+    goes on; a hard link takes no space."""
+    found = _find(base["source"], base["part"]) if os.path.exists(base["source"]) else None
+    if isinstance(found, Path) and (found.parent / RUN_CONFIG).is_file():
+        with suppress(OSError):  # on another disk, or there already
+            os.link(found, folder / BESIDE)
 
 
 def find_base(base: Base, name: str) -> Path | Mapping[str, Any]:
@@ -95,7 +105,8 @@ def merge(base: Mapping[str, Tensor], checkpoint: Mapping[str, Any], name: str) 
     state = {**base, **state}
     scale = checkpoint[LORA]["alpha"] / checkpoint[LORA]["rank"]
     for layer, parts in pairs.items():
-        weight = state.get(f"{layer}.weight")
+        key = next((key for name in (WEIGHT, JOINT_WEIGHT) if (key := f"{layer}.{name}") in state), "")
+        weight = state.get(key)
         update = scale * low_rank_update({part: (pair["a"], pair["b"]) for part, pair in parts.items()})
         if weight is None or (len(weight), weight[0].numel()) != update.shape:
             shape = "no such layer" if weight is None else f"weights {tuple(weight.shape)}"
@@ -103,7 +114,7 @@ def merge(base: Mapping[str, Tensor], checkpoint: Mapping[str, Any], name: str) 
                 f"{name}: updates {layer} by {tuple(update.shape)}, but the model has {shape} there. Use the config "
                 "that it was trained with."
             )
-        state[f"{layer}.weight"] = weight + update.view_as(weight).to(weight)
+        state[key] = weight + update.view_as(weight).to(weight)
     return {"model": state, **{key: checkpoint[key] for key in MODEL_ENTRIES if key in checkpoint}}
 
 

@@ -1,7 +1,9 @@
 """From images without labels to a backbone that others start from."""
 
 import os
+import re
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,9 @@ def test_shown_images_that_are_lost_later_are_left_out_when_a_run_goes_on(photos
     assert [Path(name).name for name in UnlabelledImages(found.shown).image_ids] == ["0.png", "3.png", "4.png"]
     assert "2 images are no longer readable, and not shown" in capsys.readouterr().out
     assert len(UnlabelledImages(found.source)) == 5  # training replaces them, in as many steps
+    shutil.rmtree(photos)
+    with pytest.raises(DataError, match=r"shown\.txt: of 3 images that .* 0 can still be read\. Put them back where"):
+        leave_out_lost(found)
 
 
 def test_of_many_images_some_are_decoded_and_all_headers_read(photos, monkeypatch):
@@ -145,6 +150,22 @@ def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
         chosen(hours=1)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "size"), [("vit_small_patch14_reg4_dinov2", 126), ("vit_small_patch16_dinov3", 128)]
+)
+def test_weights_of_mae_fit_the_backbone_of_that_name_whatever_its_patches_and_positions(
+    photos, step_seconds, backbone, size
+):
+    done = pretrain(photos, backbone=backbone, dry_run=True, **OPTIONS)
+    config = load_config(done.config)
+    assert config["data"]["train"]["transforms"]["size"] == config["model"]["backbone"]["image_size"] == size
+    trained = BACKBONES.build(config["model"]["backbone"])
+    torch.save(trained.state_dict(), "trained.pth")
+    small = {key: config["model"]["backbone"][key] for key in ("depth", "d_model", "num_heads")}
+    taker = BACKBONES.build({"type": backbone, "pretrained": "trained.pth", **small})
+    assert load_pretrained(taker) and trained.state_dict().keys() == taker.state_dict().keys()
+
+
 def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
     done = pretrain(photos, dry_run=True, **{**OPTIONS, "overrides": [*TINY, "train.epochs=10"]})
     assert pretraining.Plan.read(done.folder).choice.epochs == 10
@@ -160,6 +181,22 @@ def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
     config = load_config("config.py")
     assert config["data"]["train"]["repeats"] == 0.2304 and "many: an epoch has a part" in Path("config.py").read_text()
     assert "20 epochs, each with 0.23 of the images: 2880 steps" in choice.describe(many)
+
+
+def test_dino_has_64_images_a_step_if_there_is_time_for_enough_steps(photos, step_seconds, capsys):
+    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, [])
+    many = Photos(str(photos), str(photos), 640, 130, [])
+    for seconds, images in ((0.5, 64), (1.0, 16)):
+        step_seconds[0] = seconds
+        choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
+        config = load_config("config.py")
+        assert config["train"]["images_per_step"] == choice.images == images
+        assert config["data"]["images_per_gpu"] == 16 and choice.steps(many) * choice.step_minutes <= 48
+    printed = capsys.readouterr().out
+    assert "batch     64 images a step, in batches of 16: there is time for 1440 such steps\n" in printed
+    assert "16 images a step: dino wants 64, of which there would be 720 steps (about --hours 1.4 for 1000)" in printed
+    few = Photos(str(photos), str(photos), 63, 130, [])
+    assert pretraining.choose(pretraining.Plan(request, few, choice), Path(), "cpu").choice.images == 16
 
 
 def test_the_config_says_why_and_how(photos, step_seconds):
@@ -205,7 +242,8 @@ def test_wrong_options_are_errors(photos, capsys):
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
         (["--backbone", "resnet19"], "resnet19"),
         (["--method", "dinov2"], "--method dinov2: unknown. Did you mean 'dino'"),
-        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a ViT"),
+        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a plain ViT"),
+        (["--method", "mae", "--backbone", "vitdet_base"], "--method mae: vitdet_base is not a plain ViT"),
         (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
@@ -277,6 +315,18 @@ def test_a_run_ends_with_weights_and_a_report(whole):
     assert not (folder / "timing").exists()
 
 
+def test_a_model_with_other_pixels_is_warned_of(whole, caplog):
+    spec = {**load_config(whole.folder / "config.py")["model"]["backbone"], "pretrained": str(whole.folder)}
+    load_pretrained(BACKBONES.build(spec))
+    assert "pixels" not in caplog.text
+    load_pretrained(BACKBONES.build({**spec, "pixel_mean": [0.0] * 3, "pixel_std": [1.0] * 3}))
+    assert re.search(
+        r"learned from pixels normalized by mean \[0\.485, .* this model's backbone gets them by mean \[0\.0, .*Set "
+        r"model\.backbone\.pixel_mean",
+        caplog.text,
+    )
+
+
 def test_another_run_gets_another_folder(photos, step_seconds):
     first, second = (pretrain(photos, run_dir="run", dry_run=True, **OPTIONS).folder.name for _ in range(2))
     assert (first, second) == ("run", "run-2")
@@ -297,8 +347,8 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
     def killed(*_, **__):
         raise Killed
 
-    def killed_later(**options):
-        return api_train(**options, hooks=[Killer()])
+    def killed_later(hooks, **options):
+        return api_train(**options, hooks=[*hooks, Killer()])
 
     class Killer(Hook):
         def after_step(self, run, step):
@@ -372,6 +422,50 @@ def test_a_run_is_not_resumed_as_another_one(whole, change, message):
     with pytest.raises(ConfigError, match=rf"{message}.*for another run, leave out --resume"):
         pretrain(resume=whole.folder, **change)
     assert (whole.folder / "pretrain.json").read_text() == before and (whole.folder / "last.pth").is_file()
+
+
+@pytest.mark.parametrize("is_paced", [True, False])
+def test_an_interrupted_training_names_one_command(photos, step_seconds, monkeypatch, capfd, is_paced):
+    class Stopped(Hook):
+        def after_step(self, run, step):
+            run.guard.stop_signal = signal.SIGINT
+
+    api_train = pretraining.api.train
+    with_stop = lambda hooks, **how: api_train(**how, hooks=[*hooks, Stopped()])  # noqa: E731
+    monkeypatch.setattr(pretraining.api, "train", with_stop)
+    overrides = TINY if is_paced else SHORT
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(photos, **{**OPTIONS, "overrides": overrides})
+    printed = capfd.readouterr().out
+    assert "SIGINT: saved. Resume with:\n    vitkit pretrain --resume runs/pretrain\n" in printed
+    assert printed.count("--resume") == 1 and "goes on" not in printed
+
+
+def test_a_run_with_another_teacher_is_not_resumed(photos, step_seconds, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    class Killer(Hook):
+        def after_step(self, run, step):
+            raise Killed
+
+    def write_teacher(seed):
+        torch.manual_seed(seed)
+        torch.save(BACKBONES.build("resnet18").state_dict(), "teacher.pth")
+
+    write_teacher(0)
+    api_train = pretraining.api.train
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(pretraining.api, "train", lambda hooks, **how: api_train(**how, hooks=[Killer()]))
+        overrides = ["model.backbone.base_channels=8", *TAIL]
+        pretrain(photos, teacher="resnet18=teacher.pth", device="cpu", overrides=overrides)
+    write_teacher(1)
+    before = Path("runs/pretrain/last.pth").read_bytes()
+    with pytest.raises(CheckpointError, match=r"last\.pth: learned from another teacher than .*teacher\.pth is now"):
+        pretrain(resume="runs/pretrain", device="cpu")
+    assert Path("runs/pretrain/last.pth").read_bytes() == before
+    write_teacher(0)
+    assert pretrain(resume="runs/pretrain", device="cpu").report.is_file()
 
 
 @pytest.mark.parametrize("name", METHODS)

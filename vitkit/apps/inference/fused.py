@@ -1,14 +1,18 @@
 """A model's fused copy, which a predictor runs in the model's place."""
 
 import logging
-from operator import is_
+from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.protocols import Model, fuses
 
 logger = logging.getLogger("vitkit")
+
+_CONTENTS = ("_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 
 
 class FusedCopy:
@@ -16,7 +20,10 @@ class FusedCopy:
 
     def __init__(self) -> None:
         self._copy: nn.Module | None = None
+        self._modules: list[nn.Module] = []
         self._parts: list[Any] = []
+        self._tensors: list[Tensor] = []
+        self._counted: list[Tensor] = []
         self._versions: list[int] = []
 
     def of(self, model: nn.Module) -> Any:
@@ -24,25 +31,44 @@ class FusedCopy:
         mode, not a `Model`, or if one of its modules is compiled or has a hook, which would not be so in a copy."""
         if not isinstance(model, Model) or model.is_fused:
             return model
-        # The parts are kept, not their ids, which another object may have once they are gone.
-        parts: list[Any] = []
-        versions: list[int] = []
-        for module in model.modules():
-            hooks = module._forward_hooks or module._forward_pre_hooks
-            if hooks or module.training or module._compiled_call_impl is not None:
-                return model
-            parts.append(module)
-            parts += vars(module).values()  # settings, such as the number of detections
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    parts.append(tensor)
-                    # Every change in place, such as an optimizer's step or load_state_dict, counts the version up,
-                    # but not one through `tensor.data`.
-                    versions += (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
-        if not same or versions != self._versions:
-            self._copy, self._parts, self._versions = fused_copy(model), parts, versions
+        if not self._is_of(model):
+            modules = list(model.modules())
+            for module in modules:
+                hooks = module._forward_hooks or module._forward_pre_hooks
+                if hooks or module.training or module._compiled_call_impl is not None:
+                    return model
+            self._modules, self._parts = modules, _parts(modules)
+            tensors = chain.from_iterable((*m._parameters.values(), *m._buffers.values()) for m in modules)
+            self._tensors = [tensor for tensor in tensors if tensor is not None]
+            # Tensors of inference mode have no version.
+            self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+            self._versions = _versions(self._tensors, self._counted)
+            self._copy = fused_copy(model)
         return self._copy
+
+    def _is_of(self, model: nn.Module) -> bool:
+        """Return whether the copy is of this model as it is now."""
+        if not self._modules or self._modules[0] is not model:
+            return False
+        parts = _parts(self._modules)
+        same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
+        return same and _versions(self._tensors, self._counted) == self._versions
+
+
+def _parts(modules: Sequence[nn.Module]) -> list[Any]:
+    """Return all that modules consist of, by objects that stay the same until a module changes."""
+    # This runs for every image, so its loops are those of functions in C. The parts are kept, not their ids, which
+    # another object may have once they are gone.
+    attributes = list(map(vars, modules))  # settings, too, such as the number of detections
+    contents = chain.from_iterable(map(itemgetter(*_CONTENTS), attributes))
+    return list(chain.from_iterable(map(dict.values, chain(attributes, contents))))
+
+
+def _versions(tensors: Sequence[Tensor], counted: Sequence[Tensor]) -> list[int]:
+    """Return numbers of which one changes if a tensor does; `counted` are those with a version."""
+    # Every change in place, such as an optimizer's step or load_state_dict, counts the version up, but not one through
+    # `tensor.data`.
+    return [*map(Tensor.data_ptr, tensors), *map(attrgetter("_version"), counted)]
 
 
 def fused_copy(model: Model) -> Any:

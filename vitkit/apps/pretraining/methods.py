@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
+
+WANTED_STEPS = 1000
+"""The least number of steps for which a step may have more images than fit into it at first."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,13 @@ class Method:
     """Sides of the crops in pixels, the smallest first, each with the number of steps that it must leave time for."""
     images: Mapping[str, int]
     """Images in a step, on a processor ("cpu") and on an accelerator ("other")."""
+    wanted_images: int = 0
+    """Images that a step should have, and has if there is time for `WANTED_STEPS` of such steps."""
     size: str = "size"
     """The name of its config's argument for the side of the crops."""
     has_teacher: bool = False
-    needs_argument: str | None = None
-    """An argument of the backbones that it can train; None: it trains any."""
+    network: type | None = None
+    """The class of the backbones that it can train; None: it trains any."""
     small: tuple[str, ...] = ()
     """Lines of the config that fit the published recipe, which is for millions of images, to a few hours."""
 
@@ -45,7 +51,7 @@ METHODS = {
         {128: 0, 160: 8000, 224: 16000},
         {"cpu": 32, "other": 256},
         size="image_size",
-        needs_argument="positions",
+        network=ViT,
         small=(
             "# A shallow decoder reconstructs worse, and is as good for fine-tuning (the paper's table 1).",
             'cfg["model"].update(decoder_d_model=192, decoder_depth=2, decoder_num_heads=6)',
@@ -59,8 +65,12 @@ METHODS = {
         "resnet18",
         {128: 0, 160: 8000, 224: 16000},
         {"cpu": 16, "other": 64},
+        wanted_images=64,
         small=(
             'cfg["data"]["train"]["transforms"].update(small_size=64, num_small=4)',
+            "# An untrained backbone has nearly the same features for all photos; centered, they become uniform.",
+            'cfg["model"]["batch_norm"] = True',
+            'cfg["train"]["hooks"][0].update(teacher_temperature=0.02, warmup_teacher_temperature=0.02)',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 0.03 if cfg["optimizer"]["type"] == "SGD" else 5e-4',
         ),

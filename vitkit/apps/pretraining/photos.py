@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,16 +122,27 @@ def leave_out_lost(photos: Photos) -> None:
     """Take images that can no longer be read off the list of those that are shown, as their evaluation would fail.
 
     Training replaces such images itself.
+
+    Raises:
+        DataError: fewer than two are left.
     """
     if not isinstance(photos.shown, str):
         return
     shown = UnlabelledImages(photos.shown)
     usable: list[str] = []
+    error = ""
     for index, name in enumerate(shown.image_ids):
-        with suppress(DataError):
+        try:
             shown.load_image(index)
             usable.append(f"{name}\n")
-    if MIN_IMAGES <= len(usable) < len(shown):
+        except DataError as unreadable:
+            error = str(unreadable)
+    if len(usable) < MIN_IMAGES:
+        raise DataError(
+            f"{photos.shown}: of {pluralize(len(shown), 'images')} that the run was started with, {len(usable)} can "
+            f"still be read. Put them back where they were, or start a new run. {error}"
+        )
+    if len(usable) < len(shown):
         print(f"photos    {pluralize(len(shown) - len(usable), 'images', 'are')} no longer readable, and not shown")
         write_text(Path(photos.shown), "".join(usable))
 

@@ -6,8 +6,8 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitkit.apps.pretraining.features import measure_features
-from vitkit.apps.pretraining.methods import METHODS, Method, choose_method
+from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
@@ -28,6 +28,8 @@ from vitkit.config.overrides import split_override
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
+from vitkit.engine.hooks import Hook, Interrupted
+from vitkit.engine.run import TrainRun
 from vitkit.engine.trainer import check_training
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
@@ -96,6 +98,8 @@ class Choice:
     repeats: float = 1
     """How often each image occurs in an epoch."""
     step_minutes: float = 0.0
+    batch: int = 0
+    """Number of a step's images that are computed at once; 0: all."""
 
     def steps(self, photos: Photos) -> int:
         """Return the number of steps of the run."""
@@ -238,14 +242,29 @@ def pretrain(
             return Pretrained(folder, folder / CONFIG, None, before, {}, None)
         train_in_time(plan, folder, device, began=began)
         return conclude(plan, folder, device, before, began=began)
-    except (KeyboardInterrupt, SystemExit):  # the latter by SIGTERM, or in a child process
-        print(f"interrupted; this goes on with it: {resume_command(folder)}")
+    except (KeyboardInterrupt, SystemExit) as interruption:  # the latter by SIGTERM, or in a child process
+        if not isinstance(interruption.__cause__ or interruption, Interrupted):  # which has said so
+            print(f"interrupted; this goes on with it: {resume_command(folder)}")
         raise
 
 
 def resume_command(folder: Path) -> str:
     """Return the command that goes on with a run."""
     return shlex.join(["vitkit", "pretrain", "--resume", str(folder)])
+
+
+class GoesOnByPretrain(Hook):
+    """Lets a run that is interrupted name the command that goes on with it, as `vitkit train` would end without a
+    report."""
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """See `Hook`."""
+        try:
+            yield
+        except Interrupted as interrupted:
+            interrupted.command = resume_command(run.run_dir)
+            raise
 
 
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
@@ -282,8 +301,9 @@ def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None
     for name, value in given.items():
         started = getattr(request, name)
         if value is not None and value != started:
+            how = f"with {name} {started}" if started else f"without {name}"
             raise ConfigError(
-                f"--resume {folder}: this run was started with {name} {started}, not {value}. To go on with it, leave "
+                f"--resume {folder}: this run was started {how}, not {value}. To go on with it, leave "
                 "out what differs; for another run, leave out --resume."
             )
 
@@ -300,7 +320,7 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     images = min(usual, photos.count)
     if images < usual:
         print(f"batch     {images} images a step in place of {usual}, as there are no more")
-    plan = Plan(request, photos, Choice(sizes_for(method, photos)[0], images))
+    plan = Plan(request, photos, Choice(min(sizes_for(request, photos)), images))
     plan.write(folder)
     try:
         check_training(load_config(folder / CONFIG), torch.device(device))
@@ -318,10 +338,10 @@ def check_options(request: Request, folder: Path) -> None:
         ConfigError: a name or a key is unknown, the backbone is of the wrong kind, or a folder is missing.
     """
     constructor, _ = BACKBONES.resolve(request.backbone, "--backbone")
-    needed = METHODS[request.method].needs_argument
-    if needed is not None and needed not in inspect.signature(constructor).parameters:
+    needed = METHODS[request.method].network
+    if needed is not None and constructor is not needed:
         raise ConfigError(
-            f"--method {request.method}: {request.backbone} is not a ViT, whose patches it removes. Choose one: "
+            f"--method {request.method}: {request.backbone} is not a plain ViT, whose patches it removes. Choose one: "
             f"--backbone {METHODS[request.method].backbone}, or another method."
         )
     if request.labelled is not None and not os.path.isdir(request.labelled):
@@ -333,9 +353,8 @@ def check_options(request: Request, folder: Path) -> None:
             f"--labelled {request.labelled}: got a single class, {classes[0]!r}, which every guess is right about. "
             "Expected a folder of images for each of at least two."
         )
-    draft = Plan(
-        request, Photos(request.photos, request.photos, 0, 0, []), Choice(min(METHODS[request.method].sizes), 1)
-    )
+    photos = Photos(request.photos, request.photos, 0, 0, [])
+    draft = Plan(request, photos, Choice(min(sizes_for(request, photos)), 1))
     write_text(folder / CONFIG, config_text(draft, folder))
     try:
         load_config(folder / CONFIG)
@@ -343,9 +362,16 @@ def check_options(request: Request, folder: Path) -> None:
         (folder / CONFIG).unlink()
 
 
-def sizes_for(method: Method, photos: Photos) -> list[int]:
-    """Return the sizes up to that of the images, or else the smallest."""
-    return [size for size in method.sizes if size <= photos.short_side] or [min(method.sizes)]
+def sizes_for(request: Request, photos: Photos) -> dict[int, int]:
+    """Return the sizes up to that of the images, or else the smallest, each with the steps that it must leave time for;
+    for a method of patches, they are multiples of these."""
+    method = METHODS[request.method]
+    constructor, arguments = BACKBONES.resolve(request.backbone)
+    patch = 1
+    if method.network is not None:
+        patch = arguments.get("patch_size", inspect.signature(constructor).parameters["patch_size"].default)
+    sizes = {size // patch * patch: steps for size, steps in method.sizes.items()}
+    return {size: steps for size, steps in sizes.items() if size <= max(photos.short_side, min(sizes))}
 
 
 def choose(plan: Plan, folder: Path, device: str) -> Plan:
@@ -357,7 +383,7 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     """
     request, photos = plan.request, plan.photos
     minutes = 60 * request.hours * TRAINING_SHARE
-    method = METHODS[request.method]
+    sizes = sizes_for(request, photos)
 
     def timed(choice: Choice) -> Choice:
         # Without the time of a step, so that a resumption times again what was not timed to the end.
@@ -370,10 +396,10 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
         print(f"timed     {seconds}{f'; it {note}' if note else ''}", flush=True)
         return replace(choice, step_minutes=cost.minutes)
 
-    least, *larger = sizes_for(method, photos)
-    choice = timed(replace(plan.choice, size=least))
+    least, *larger = sizes
+    choice = with_wanted_images(timed(replace(plan.choice, size=least)), plan, minutes)
     for size in reversed(larger):
-        if minutes / choice.step_minutes * (choice.size / size) ** 2 >= method.sizes[size]:
+        if minutes / choice.step_minutes * (choice.size / size) ** 2 >= sizes[size]:
             choice = timed(replace(choice, size=size))
             break
     steps = minutes / choice.step_minutes
@@ -393,6 +419,25 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     plan = replace(plan, choice=choice)
     plan.write(folder)
     return plan
+
+
+def with_wanted_images(choice: Choice, plan: Plan, minutes: float) -> Choice:
+    """Return a choice with as many images in a step as the method wants, if there are as many photos, and time for
+    enough of such steps; say so, or that there is not."""
+    wanted = METHODS[plan.request.method].wanted_images
+    if wanted <= choice.images or wanted > plan.photos.count:
+        return choice
+    steps = int(minutes / choice.step_minutes * choice.images / wanted)
+    if steps < WANTED_STEPS:
+        hours = plan.request.hours * WANTED_STEPS / max(1, steps)
+        print(
+            f"batch     {choice.images} images a step: {plan.request.method} wants {wanted}, of which there would be "
+            f"{pluralize(steps, 'steps')} (about --hours {hours:.2g} for {WANTED_STEPS})"
+        )
+        return choice
+    print(f"batch     {wanted} images a step, in batches of {choice.images}: there is time for {steps} such steps")
+    larger = wanted / choice.images
+    return replace(choice, images=wanted, batch=choice.images, step_minutes=choice.step_minutes * larger)
 
 
 def config_text(plan: Plan, folder: Path) -> str:
@@ -418,7 +463,7 @@ def config_text(plan: Plan, folder: Path) -> str:
         f"    {comment(f'{request.method}: {method.text}')}",
         *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
         f"    cfg = base(\n{called},\n    )",
-        f'    cfg["data"].update(images_per_gpu={choice.images}, num_workers="auto", on_error="skip")',
+        f'    cfg["data"].update(images_per_gpu={choice.batch or choice.images}, num_workers="auto", on_error="skip")',
     ]
     if choice.repeats != 1:
         few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
@@ -491,10 +536,11 @@ def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> Non
     how: dict[str, Any] = (
         dict(resume=folder) if is_resumed else dict(config=load_config(folder / CONFIG), run_dir=folder)
     )
+    how |= dict(device=device, hooks=[GoesOnByPretrain()])
     if plan.request.is_paced:
-        train_until(deadline, replan, seconds=seconds, **how, device=device)
+        train_until(deadline, replan, seconds=seconds, **how)
     else:
-        api.train(**how, device=device)
+        api.train(**how)
 
 
 def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *, began: float) -> Pretrained:

@@ -1,7 +1,7 @@
 """Keeps a run within its time: it is planned again where steps take longer than planned, and ends with the time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,18 +35,25 @@ def note_if_busy(minutes: float, processor_minutes: float) -> str:
     )
 
 
-def train_until(deadline: float, plan: Callable[[int, float], Mapping[str, int]], *, seconds: float, **how: Any) -> Run:
+def train_until(
+    deadline: float,
+    plan: Callable[[int, float], Mapping[str, int]],
+    *,
+    seconds: float,
+    hooks: Sequence[Hook] = (),
+    **how: Any,
+) -> Run:
     """Train until a time, with pauses in which the epochs are fitted to what a step takes.
 
     Args:
         deadline: when everything has to end, on the monotonic clock.
         plan: takes the number of epochs and the minutes of a step; returns the new values of the config's `train`.
         seconds: the time from the beginning to the deadline.
-        how: the arguments of `vitkit.train`.
+        hooks, how: the arguments of `vitkit.train`.
     """
     pace = Pace(deadline, seconds)
     while True:
-        run = api.train(**how, hooks=[pace])
+        run = api.train(**how, hooks=[pace, *hooks])
         if pace.epochs is None:
             return run
         how = dict(resume=run.path, train=plan(pace.epochs, pace.step_seconds / 60), device=how.get("device"))

@@ -226,7 +226,7 @@ def zero_shot_facts(name: str, found: FoundModel, folder: Path, device: str) -> 
     config = load_config(folder / CONFIG)
     try:
         metric = config["train"]["best_metric"]
-        score = score_zero_shot(found, config, device=device)[metric]
+        score = score_zero_shot(found, config, device=device).get(metric, -1.0)
         text = f"{metric} {score:.3f}" if is_measured(score) else f"{metric} cannot be measured: no object"
     except VitkitError as error:  # a baseline must not end the run
         text = f"not scored: {error}"
@@ -276,7 +276,7 @@ def train_and_report(
     )
     print(f"report    {path}")
     print(f"figures   {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
-    best = max((values[metric] for values in run.history if is_measured(values[metric])), default=None)
+    best = max((values[metric] for values in run.history if is_measured(values.get(metric))), default=None)
     reached = f"{metric} {best:.3f}" if best is not None else f"{metric} cannot be measured: no object"
     print(f"reached   {reached} on {pluralize(data.num_val, 'images')}")
     for message in leaks:

@@ -107,7 +107,7 @@ class ProgressLog(Hook):
         """Log the metrics; print the best one and the loss, and in full those that are not in the evaluator's table."""
         epoch, best = run.progress.epoch + 1, run.settings.best_metric
         texts = {name: f"{name} {value:.4g}" if is_measured(value) else f"{name} –" for name, value in metrics.items()}
-        self._metric = texts.get(best, "")
+        self._metric = texts.get(best or "", "")
         shown = [text for name, text in texts.items() if name in (best, "loss")]
         # Those of the table have a slash, such as bbox/AP.
         in_full = [text for name, text in texts.items() if "/" not in name or name == best]

@@ -29,6 +29,9 @@ class Interrupted(SystemExit):
     The exit status is 128 + the signal's number, 143 for SIGTERM and 130 for SIGINT, as in shells.
     """
 
+    command: str | None = None
+    """The command that goes on with the run, which a hook may set; None: that of `vitkit train`."""
+
     def __init__(self, number: signal.Signals):
         # 0 would tell a scheduler that the run is complete, and 1 that it failed.
         super().__init__(128 + number)
@@ -47,7 +50,7 @@ class BestMetric(Hook):
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """See `Hook`; the best value by another metric than the resumed run's is discarded."""
         name, progress = run.settings.best_metric, run.progress
-        if progress.best_metric not in ("", name):
+        if name is not None and progress.best_metric not in ("", name):
             print_line(f"best.pth is now selected by {name}; the best {progress.best_metric} so far no longer counts")
             progress.best, progress.worse_in_a_row = -math.inf, 0
         if self.should_end(run):
@@ -60,6 +63,8 @@ class BestMetric(Hook):
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
         """Compare the metric with the best value so far."""
         name, progress = run.settings.best_metric, run.progress
+        if name is None:
+            return
         if name not in metrics:
             print_line(
                 f"train.best_metric={name}: not among the metrics, so there is no best.pth. {nearest(name, metrics)}"

@@ -144,13 +144,18 @@ class SelfDistillationSchedules(Hook):
         return start + fraction * (self.teacher_temperature - start)
 
     def describe_collapse(self, values: dict[str, float], num_prototypes: int) -> str | None:
-        """Return a line about a collapse, with a remedy; None if the epoch's meters show none."""
+        """Return a line about a collapse, with a remedy; None if the epoch's meters show none.
+
+        Args:
+            values: the meters of `SelfDistillationLoss`; nan for what batches of one image do not tell.
+        """
         largest = math.log(num_prototypes)
         entropy, mean_entropy, spread = (values[name] for name in ("teacher_entropy", "mean_entropy", "feature_spread"))
         if entropy > _UNIFORM * largest:
             what = f"the teacher's outputs are uniform (entropy {entropy:.4g} of at most ln K = {largest:.4g})"
             remedy = (
-                "Lower the hook's teacher_temperature and warmup_teacher_temperature "
+                "Set model.batch_norm=True, which keeps images apart in the head, lower the hook's "
+                "teacher_temperature and warmup_teacher_temperature "
                 f"(now {self.teacher_temperature:g} and {self.warmup_teacher_temperature:g}; published 0.04), or use "
                 "fewer model.num_prototypes"
             )

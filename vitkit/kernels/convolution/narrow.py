@@ -1,0 +1,25 @@
+"""A way around wrong gradients of oneDNN's convolutions in bfloat16."""
+
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+
+def compute_narrow_maps_in_float32(model: nn.Module) -> None:
+    """Let the convolutions of a model compute in float32, also under autocast, where a map is narrower than the stride.
+
+    In bfloat16, with AVX-512, oneDNN (of torch 2.14.1) leaves a part of the weights' gradient uninitialized there: it
+    is not finite, or as large as 1e37. A convolution of stride 2 meets it on maps that are one pixel wide, as those of
+    small images in the last stages are.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.stride[1] > 1 and module.kernel_size[1] > 1:
+            module._conv_forward = MethodType(_conv_forward, module)  # type: ignore[method-assign]
+
+
+def _conv_forward(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.shape[-1] >= self.stride[1]:
+        return nn.Conv2d._conv_forward(self, x, weight, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        return nn.Conv2d._conv_forward(self, x.to(weight.dtype), weight, bias)
