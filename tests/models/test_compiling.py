@@ -57,7 +57,8 @@ def test_a_real_time_detector_is_one_graph_for_free_sizes(config):
     torch._dynamo.reset()
     # "aot_eager" prepares the graph as for real compilers, which make numbers that depend on sizes into tensors.
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    for height, width in SIZES[:2]:
+    # Windows that divide the map in one direction or in both would have graphs of their own.
+    for height, width in ((101, 67), (69, 130)):
         images, padding_mask = torch.rand(2, 3, height, width), torch.zeros(2, height, width, dtype=torch.bool)
         padding_mask[1, height - 9 :] = True
         with torch.no_grad():
