@@ -442,6 +442,15 @@ def test_an_interrupted_training_names_one_command(photos, step_seconds, monkeyp
     assert printed.count("--resume") == 1 and "goes on" not in printed
 
 
+def test_sigterm_outside_of_training_says_how_to_go_on(photos, step_seconds, monkeypatch, capsys):
+    monkeypatch.setattr(pretraining, "measure_features", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as error:
+        main([str(photos), "--method", "mae", "--device", "cpu", *SHORT])
+    assert error.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+    assert "interrupted; this goes on with it: vitkit pretrain --resume runs/pretrain\n" in capsys.readouterr().out
+
+
 def test_a_run_with_another_teacher_is_not_resumed(photos, step_seconds, monkeypatch):
     class Killed(Exception):
         pass
