@@ -109,6 +109,12 @@ def test_hgnetv2_with_learned_scales(model):
     assert not [m for m in fused.modules() if isinstance(m, NORMS) or type(m).__name__ == "LearnableAffineBlock"]
 
 
+def test_network_with_frozen_stages_is_fused():
+    backbone = BACKBONES.build(dict(type="TimmBackbone", name=TIMM[0], frozen_stages=1, pretrained=False))
+    fused = backbone.eval().fused().eval()
+    assert not any(isinstance(module, NORMS) for module in fused.modules())
+
+
 @pytest.mark.parametrize("name", ["RTDETR", "DFINE", "DEIMv2", "Mask2Former", "DETR"])
 def test_padding_that_is_isolated_stays_so(name):
     spec = {name: value for name, value in DENSE[name][0].items() if name != "backbone"}

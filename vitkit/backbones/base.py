@@ -298,7 +298,7 @@ class BackboneBase(BackboneFacts, nn.Module):
     def train(self, mode: bool = True) -> "BackboneBase":
         """Set the training mode, except for frozen stages, which always stay in evaluation mode."""
         super().train(mode)
-        for part in self._frozen():
+        for part in self._frozen() if mode else ():  # a fused network no longer has the names of its stages
             if isinstance(part, nn.Module):
                 part.eval()  # running statistics do not change, and there is no dropout
         return self

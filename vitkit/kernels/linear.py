@@ -138,6 +138,99 @@ class _GeluLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None
 
 
+def norm_linear(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Compute `linear(F.layer_norm(x, ...), weight, bias)`, where `stores_less`; the backward pass normalizes once
+    more instead of storing the result."""
+    return _NormLinear.apply(x.flatten(0, -2), norm_weight, norm_bias, eps, weight, bias).unflatten(0, x.shape[:-1])
+
+
+def add_scaled_linear(
+    x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, *, gelu: bool = False
+) -> Tensor:
+    """Compute `x + scale * linear(branch, weight, bias)`, where `stores_less`, or with F.gelu(branch).
+
+    The output before scaling is not stored: the gradient of the scale follows from that of the weight. With
+    `norm_linear`, a training step of RF-DETR-N (384x384, batch 4) takes 0.92 of the peak memory (1825 rather than 1983
+    MiB).
+    """
+    rows = (tensor.flatten(0, -2) for tensor in (x, branch))
+    return _AddScaledLinear.apply(*rows, weight, bias, scale, gelu).unflatten(0, x.shape[:-1])
+
+
+def stores_less(x: Tensor) -> bool:
+    """Return whether `norm_linear` and `add_scaled_linear` may replace several operators."""
+    return (
+        torch.is_grad_enabled()
+        and not plain_only()
+        and not is_traced()
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")  # in which sums have a higher precision than products
+    )
+
+
+class _NormLinear(torch.autograd.Function):
+    """`norm_linear` for rows (N, C)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, norm_weight: Tensor, norm_bias: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        x = x.contiguous()
+        normalized, mean, inverse_std = torch.native_layer_norm(x, x.shape[1:], norm_weight, norm_bias, eps)
+        ctx.save_for_backward(x, norm_weight, norm_bias, mean, inverse_std, weight)
+        ctx.eps = eps
+        return linear(normalized, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, norm_weight, norm_bias, mean, inverse_std, weight = ctx.saved_tensors
+        needs_x, needs_norm_weight, needs_norm_bias, _, needs_weight, needs_bias = ctx.needs_input_grad
+        grad = grad.contiguous()
+        grad_weight = None
+        if needs_weight:
+            grad_weight = _weight_gradient(grad, F.layer_norm(x, x.shape[1:], norm_weight, norm_bias, ctx.eps))
+        grad_bias = grad.sum(dim=0) if needs_bias else None
+        grads: tuple[Tensor | None, ...] = (None, None, None)
+        needs = [needs_x, needs_norm_weight, needs_norm_bias]
+        if any(needs):
+            grads = torch.ops.aten.native_layer_norm_backward(
+                linear(grad, weight.mT), x, x.shape[1:], mean, inverse_std, norm_weight, norm_bias, needs
+            )
+        return *grads, None, grad_weight, grad_bias
+
+
+class _AddScaledLinear(torch.autograd.Function):
+    """`add_scaled_linear` for rows (N, D) and (N, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, gelu: bool) -> Tensor:
+        ctx.save_for_backward(branch, weight, bias, scale)
+        ctx.gelu = gelu
+        return linear(F.gelu(branch) if gelu else branch, weight, bias).mul_(scale).add_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        branch, weight, bias, scale = ctx.saved_tensors
+        needs_x, needs_branch, needs_weight, needs_bias, needs_scale, _ = ctx.needs_input_grad
+        grad = grad.contiguous()
+        grad_branch = grad_weight = grad_bias = grad_scale = None
+        if needs_branch:
+            grad_branch = linear(grad * scale, weight.mT)
+            if ctx.gelu:
+                grad_branch = torch.ops.aten.gelu_backward(grad_branch, branch)
+        if needs_weight or needs_bias or needs_scale:
+            grad_weight = _weight_gradient(grad, F.gelu(branch) if ctx.gelu else branch)
+            grad_bias = grad.sum(dim=0)
+            if needs_scale:
+                grad_scale = (grad_weight * weight).sum(dim=1).addcmul_(grad_bias, bias)
+            grad_weight, grad_bias = grad_weight.mul_(scale[:, None]), grad_bias.mul_(scale)
+        return grad if needs_x else None, grad_branch, grad_weight, grad_bias, grad_scale, None
+
+
 def relu_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Compute `linear(F.relu(linear(x, weight1, bias1)), weight2, bias2)`; see `linear`.
 

@@ -105,8 +105,9 @@ def fold_scaled_relu(conv: nn.Conv2d, norm: nn.Module, scale: Tensor, shift: Ten
     thus be folded whatever the next convolution pads with.
     """
     weight, bias = merge_norm_unrounded(conv, norm)
-    limits = (float(shift), None) if scale >= 0 else (None, float(shift))
-    return FusedConv(conv, weight * float(scale), bias * float(scale) + float(shift), limits)
+    factor, limit = scale.item(), shift.item()
+    limits = (limit, None) if factor >= 0 else (None, limit)
+    return FusedConv(conv, weight * factor, bias * factor + limit, limits)
 
 
 def fuse_pair(owner: nn.Module, conv: str, norm: str, activation: Activation = None) -> None:

@@ -35,9 +35,11 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def _can_skip(*layers: nn.Module) -> bool:
-    """Return whether the weights of linear layers may be used without calling them: none was replaced or is watched."""
-    return all(type(x) is Linear and not x._forward_hooks and not x._forward_pre_hooks for x in layers)
+def can_skip(*layers: nn.Module) -> bool:
+    """Return whether the weights of linear layers, layer norms and learned scales may be used without calling them:
+    none was replaced or is watched."""
+    kinds = (Linear, nn.LayerNorm, LayerScale)
+    return all(type(x) in kinds and not x._forward_hooks and not x._forward_pre_hooks for x in layers)
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -97,7 +99,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model)."""
         drops = self.training and self.dropout > 0
-        if self.activation == "relu" and not drops and _can_skip(self.linear1, self.linear2):
+        if self.activation == "relu" and not drops and can_skip(self.linear1, self.linear2):
             return relu_mlp(x, self.linear1.weight, self.linear1.bias, self.linear2.weight, self.linear2.bias)
         x = self.linear1(x)
         if self.activation == "relu" and drops:
@@ -119,7 +121,7 @@ class TokenMLP(Mlp):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_out)."""
-        if _can_skip(self.fc2):
+        if can_skip(self.fc2):
             return gelu_linear(self.fc1(x), self.fc2.weight, self.fc2.bias)
         return super().forward(x)
 

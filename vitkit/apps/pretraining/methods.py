@@ -70,6 +70,7 @@ METHODS = {
             'cfg["data"]["train"]["transforms"].update(small_size=64, num_small=4)',
             "# An untrained backbone has nearly the same features for all photos; centered, they become uniform.",
             'cfg["model"]["batch_norm"] = True',
+            'cfg["train"]["hooks"][0].update(teacher_temperature=0.02, warmup_teacher_temperature=0.02)',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 0.03 if cfg["optimizer"]["type"] == "SGD" else 5e-4',
         ),
