@@ -57,9 +57,10 @@ def fresh_logging():
 
 
 @pytest.fixture(autouse=True)
-def own_settings(tmp_path_factory, monkeypatch):
+def own_settings(request, tmp_path_factory, monkeypatch):
     """Keep the files that tests trust out of the user's list."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+    folder = tmp_path_factory.getbasetemp() / "settings" / str(id(request.node))  # made only if something is trusted
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
 
 
 @pytest.fixture(autouse=True)

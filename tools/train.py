@@ -71,15 +71,13 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit import load_config
     from vitkit.config import format_config, write_config
-    from vitkit.data.loading.loader import lost_worker
     from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
-    from vitkit.engine.checkpointing import CONFIG_NAME
-    from vitkit.engine.run_folder import check_resumable
-    from vitkit.engine.trainer import check_training, run_training
-    from vitkit.logging import setup_logging
 
     try:
         if args.resume:
+            from vitkit.engine.checkpointing import CONFIG_NAME
+            from vitkit.engine.run_folder import check_resumable
+
             check_resumable(args.resume)
         config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides, trust=args.trust)
         if args.write_config:
@@ -90,6 +88,10 @@ def main(argv: list[str] | None = None) -> None:
             with errors_in_one_line():
                 print(format_config(config))
             return
+        # What trains takes seconds to import, for which nobody should wait to be told of a wrong name.
+        from vitkit.engine.trainer import check_training, run_training
+        from vitkit.logging import setup_logging
+
         device = init_distributed(args.device)
         setup_logging(verbose=args.verbose)
         initial = dict(init=args.init or args.init_partial, partial_init=args.init_partial is not None)
@@ -111,6 +113,8 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:  # torchrun shows the error; it is raised again unless one line explains it
         if not lost_peer(error):
             report_failure(error)
+        from vitkit.data.loading.loader import lost_worker
+
         if lost_worker(error):
             sys.exit(
                 f"error (rank {rank()}): a loading process was killed ({str(error).strip()}), as systems do when "

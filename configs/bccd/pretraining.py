@@ -68,8 +68,9 @@ def config(method: Literal["distilled", "self_distilled", "mae"] = "distilled"):
         cfg["data"]["train"]["transforms"] = dict(
             type="MultiCrop", size=SIZE, small_size=64, num_small=4, scale=[0.4, 1.0], small_scale=[0.1, 0.4]
         )
-        # Without the norms, all outputs are uniform after 40 steps.
         cfg["model"] = published["model"] | dict(backbone=RESNET18, num_prototypes=1024, batch_norm=True)
         cfg["criterion"] = published["criterion"]
-        cfg["train"]["hooks"] = published["train"]["hooks"]
+        # Without the norms, all outputs are uniform after 40 steps, and by the published temperature, 0.04, after 110.
+        (hook,) = published["train"]["hooks"]
+        cfg["train"]["hooks"] = [hook | dict(teacher_temperature=0.02, warmup_teacher_temperature=0.02)]
     return cfg

@@ -28,12 +28,16 @@ def config(
     epochs: int = 1600,
     images_per_step: int = 4096,
 ):
-    """Return the config of a ViT; `data` is a folder, or what else `UnlabelledImages` takes; None: ImageNet."""
+    """Return the config of a ViT; `data` is a folder, or what else `UnlabelledImages` takes; None: ImageNet.
+
+    Those of DINOv3 keep their rotary positions, without which other models of that name could not take the weights.
+    """
     crops = dict(type="ClassificationTrainTransforms", size=image_size, scale=[0.2, 1.0], interpolation="bicubic")
     whole = dict(type="ClassificationEvalTransforms", size=image_size, interpolation="bicubic")
     source = "{root}/train" if data is None else data
+    positions = {} if "dinov3" in backbone else dict(positions="sincos")
     cfg = dict(
-        model=dict(type="MAE", backbone=dict(type=backbone, image_size=image_size, positions="sincos")),
+        model=dict(type="MAE", backbone=dict(type=backbone, image_size=image_size, **positions)),
         criterion=dict(type="ReconstructionLoss"),
         data=dict(
             root="data/imagenet", images_per_gpu=64, val_images_per_gpu=125, num_workers=8,

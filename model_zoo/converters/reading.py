@@ -145,4 +145,4 @@ def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
         task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # a state dict, a file of another project, or a damaged one
-    return f"a run of {kind}{task} on {len(classes)} classes"
+    return f"a run of {kind}{task}" + (f" on {len(classes)} classes" if classes else "")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
+from helpers.undrawn_models import undrawn
 from torch import nn
 
 from vitkit.registry import BACKBONES
@@ -16,7 +17,8 @@ def case():
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = BACKBONES.build("mvitv2_tiny", num_classes=1000).eval()
+    with undrawn():
+        model = BACKBONES.build("mvitv2_tiny", num_classes=1000).eval()
     load_weights(model, case.torch_state_dict())
     return model
 
@@ -46,7 +48,8 @@ def test_weights_with_a_prefix_and_single_frame_kernels_load(case, model):
         for key, value in case.torch_state_dict().items()
     }
     holder = nn.Module()
-    holder.backbone = BACKBONES.build("mvitv2_tiny", num_classes=1000)
+    with undrawn():
+        holder.backbone = BACKBONES.build("mvitv2_tiny", num_classes=1000)
     load_weights(holder, state)
     loaded = holder.backbone.state_dict()
     assert all(torch.equal(value.cpu(), loaded[name].cpu()) for name, value in model.state_dict().items())

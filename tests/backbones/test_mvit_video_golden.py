@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case
+from helpers.undrawn_models import undrawn
 
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
@@ -16,7 +17,8 @@ def case():
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = BACKBONES.build("mvitv2_s_16x4", num_classes=400, image_size=128, num_frames=8).eval()
+    with undrawn():
+        model = BACKBONES.build("mvitv2_s_16x4", num_classes=400, image_size=128, num_frames=8).eval()
     report = load_weights(model, case.torch_state_dict())
     assert not report.missing and not report.unexpected
     return model

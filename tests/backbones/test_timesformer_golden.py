@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case
+from helpers.undrawn_models import undrawn
 
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
@@ -16,7 +17,8 @@ def case(request):
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = BACKBONES.build(case.name, image_size=112, num_frames=8, num_classes=400).eval()
+    with undrawn():
+        model = BACKBONES.build(case.name, image_size=112, num_frames=8, num_classes=400).eval()
     report = load_weights(model, case.torch_state_dict())
     assert not report.missing and not report.unexpected
     assert report.converter == "facebookresearch/TimeSformer"
@@ -69,7 +71,8 @@ def test_intermediate_outputs_equal_the_originals(case, model, run):
 
 
 def test_dense_map_consists_of_the_normalized_patch_tokens(case, run):
-    dense = BACKBONES.build(case.name, image_size=112, num_frames=8).eval()
+    with undrawn():
+        dense = BACKBONES.build(case.name, image_size=112, num_frames=8).eval()
     load_weights(dense, case.torch_state_dict(), strict=False)
     with torch.no_grad():
         features = dense(case.torch_inputs()["clip"])

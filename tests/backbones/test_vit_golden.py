@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case
+from helpers.undrawn_models import undrawn
 
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
@@ -16,7 +17,8 @@ def case():
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = BACKBONES.build("vit_base_patch16", num_classes=1000).eval()
+    with undrawn():
+        model = BACKBONES.build("vit_base_patch16", num_classes=1000).eval()
     report = load_weights(model, case.torch_state_dict())
     assert not report.missing and not report.unexpected
     return model
@@ -59,7 +61,8 @@ def test_intermediate_outputs_equal_the_originals(case, model, run):
 
 
 def test_dense_map_consists_of_the_normalized_patch_tokens(case, run):
-    dense = BACKBONES.build("vit_base_patch16").eval()
+    with undrawn():
+        dense = BACKBONES.build("vit_base_patch16").eval()
     assert load_weights(dense, case.torch_state_dict()).left_out == ["head.weight", "head.bias"]
     with torch.no_grad():
         features = dense(case.torch_inputs()["images"])

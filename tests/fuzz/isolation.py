@@ -111,7 +111,7 @@ def _run_in_child(cases: Sequence[Callable[[Path], None]], folders: Sequence[Pat
                 outcome = Outcome("accepted", "")
             except BaseException as raised:
                 outcome = judge(raised, error)
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             _answer(folder).write_text(f"{outcome.kind}\n{outcome.message}", "utf-8", "backslashreplace")
     finally:
         os._exit(0)
@@ -170,10 +170,7 @@ def _limit_process() -> None:
 def _limit_case() -> None:
     """Limit what the process may use in addition to what it has used."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    used = math.ceil(time.process_time())
-    signal.alarm(4 * SECONDS)
-    for limit, value in (
-        (resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY),
-        (resource.RLIMIT_CPU, used + SECONDS),
-    ):
+    seconds = math.ceil(time.process_time() + SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 4 * SECONDS)
+    for limit, value in ((resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY), (resource.RLIMIT_CPU, seconds)):
         resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))  # the hard limit could not be raised again

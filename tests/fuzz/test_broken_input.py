@@ -90,7 +90,7 @@ def test_outcomes_are_distinguished_and_the_next_case_follows(tmp_path):
 
 
 def test_hanging_processes_are_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fuzz.isolation.SECONDS", 1)
+    monkeypatch.setattr("fuzz.isolation.SECONDS", 0.5)
 
     def sleep(_):
         import time

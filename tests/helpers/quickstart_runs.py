@@ -29,7 +29,8 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
         published = load_config(REALTIME[name], check=False)
         config |= {part: published[part] for part in ("model", "criterion")}
         config["model"]["backbone"] |= dict(pretrained=False)
-        config["data"]["train"] |= dict(image_size=320)
+        config["model"] |= dict(num_queries=50, num_detections=50)
+        config["data"]["train"] |= dict(image_size=160)
     dataset = DATASETS.build(config["data"]["train"])
     batch = Batch.collate([dataset.load_sample(index, 0) for index in range(2)])
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from golden.weights import grad_projection, load_case, rng_for
+from helpers.undrawn_models import undrawn
 
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
@@ -57,7 +58,8 @@ def case(request):
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = build_model(SPECS[case.name][0]).eval()
+    with undrawn():
+        model = build_model(SPECS[case.name][0]).eval()
     model.load_state_dict(convert_official(case.torch_state_dict(), model)[0])
     return model
 

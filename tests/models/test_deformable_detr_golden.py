@@ -4,6 +4,7 @@ import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
 from helpers.detection_batches import padded, targets_of
+from helpers.undrawn_models import undrawn
 
 from vitkit.configs.deformable_detr import config
 from vitkit.engine.build import build_model
@@ -28,7 +29,8 @@ def model(case):
 
 
 def golden_model(case, **options):
-    model = build_model({**config()["model"], **options}).eval()
+    with undrawn():
+        model = build_model({**config()["model"], **options}).eval()
     state, converter = convert_official(case.torch_state_dict(), model)
     assert converter.name == "fundamentalvision/Deformable-DETR"
     model.load_state_dict(state, strict=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from golden.weights import compare, load_case
 from helpers.detection_batches import padded
+from helpers.undrawn_models import undrawn
 
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
@@ -31,7 +32,8 @@ def model(case):
 
 
 def golden_model(case, **options):
-    model = build_model({**SPEC, **options}).eval()
+    with undrawn():
+        model = build_model({**SPEC, **options}).eval()
     state, converter = convert_official(case.torch_state_dict(), model)
     assert converter.name == "facebookresearch/detr"
     model.load_state_dict(state, strict=True)

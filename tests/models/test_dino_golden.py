@@ -7,6 +7,7 @@ import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case, pinned_topk
 from helpers.detection_batches import padded, targets_of
+from helpers.undrawn_models import undrawn
 
 from vitkit.configs.dino import config
 from vitkit.engine.build import build_model
@@ -28,7 +29,8 @@ def case():
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = build_model(config()["model"])
+    with undrawn():
+        model = build_model(config()["model"])
     state, converter = convert_official(case.torch_state_dict(), model)
     assert converter.name == "IDEA-Research/DINO"
     model.load_state_dict(state, strict=True)

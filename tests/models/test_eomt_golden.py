@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case, rng_for
+from helpers.undrawn_models import undrawn
 
 from vitkit.engine.build import build_model
 from vitkit.engine.hooks import MaskAnnealing
@@ -27,16 +28,17 @@ def case():
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = build_model(
-        dict(
-            type="EoMT",
-            num_queries=200,
-            num_blocks=3,
-            num_classes=133,
-            tasks=["panoptic"],
-            backbone=dict(type="vit_small_patch14_reg4_dinov2", patch_size=16, image_size=[96, 128]),
-        )
-    ).eval()
+    with undrawn():
+        model = build_model(
+            dict(
+                type="EoMT",
+                num_queries=200,
+                num_blocks=3,
+                num_classes=133,
+                tasks=["panoptic"],
+                backbone=dict(type="vit_small_patch14_reg4_dinov2", patch_size=16, image_size=[96, 128]),
+            )
+        ).eval()
     report = load_weights(model, case.torch_state_dict())
     assert report.converter == "tue-mps/eomt"
     return model

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from golden.weights import compare, load_case
+from helpers.undrawn_models import undrawn
 
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
@@ -40,7 +41,8 @@ def case(request):
 
 @pytest.fixture(scope="module")
 def model(case):
-    model = build_model(SPECS[case.name]).eval()
+    with undrawn():
+        model = build_model(SPECS[case.name]).eval()
     state, converter = convert_official(case.torch_state_dict(), model)
     assert converter.name == f"facebookresearch/{'Mask2Former' if 'mask2former' in case.name else 'MaskFormer'}"
     model.load_state_dict(state, strict=True)

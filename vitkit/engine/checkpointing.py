@@ -25,8 +25,10 @@ from vitkit.distributed import RatioMeter, broadcast_object, failing_together, g
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.ops.images import pixel_statistics
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
+from vitkit.weights.contents import PIXELS
 from vitkit.weights.names import BACKBONE_WEIGHTS
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
@@ -180,7 +182,8 @@ class RunCheckpoints:
         files = {LAST_NAME: (self.parts, values | per_rank_lists)}
         averaged = self.parts["ema"].module if "ema" in self.parts else self.parts["model"]
         if (trained := getattr(averaged, "trained_backbone", None)) is not None:
-            files = {BACKBONE_WEIGHTS: ({"model": trained}, values), **files}
+            statistics = {name: list(of_channels) for name, of_channels in pixel_statistics(trained).items()}
+            files = {BACKBONE_WEIGHTS: ({"model": trained}, values | {PIXELS: statistics}), **files}
         if is_best:
             files = {BEST_NAME: ({"model": self.parts.get("ema", self.parts["model"])}, values), **files}
         written: set[str] = set()

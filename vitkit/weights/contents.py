@@ -7,6 +7,8 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 
+PIXELS = "pixel_statistics"
+"""Entry of a backbone trained without labels: the `mean` and `std` by which its pixels were normalized."""
 TEACHER = "teacher_fingerprint"
 """Entry of a checkpoint with a fingerprint of the frozen network that its model has learned from."""
 LORA = "lora"

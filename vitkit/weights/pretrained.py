@@ -12,8 +12,10 @@ from typing import Any
 from torch import nn
 
 from vitkit.errors import CheckpointError
+from vitkit.ops.images import pixel_statistics
 from vitkit.protocols import Backbone, Model, child
 from vitkit.registry import BACKBONES
+from vitkit.weights.contents import PIXELS
 from vitkit.weights.loading import LoadReport, load_weights
 from vitkit.weights.names import BACKBONE_WEIGHTS, RUN_WEIGHTS
 from vitkit.weights.reading import read_metadata
@@ -89,6 +91,20 @@ def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = Tru
             f"pretrained: {source} has trained a backbone {_describe(trained)}, whose weights do not fit this model's "
             f"{_describe(backbone)}. Set model.backbone to the one that was trained, or train this one. ({error})"
         ) from error
+    if not isinstance(found, Mapping) and Path(found).name == BACKBONE_WEIGHTS:
+        _warn_of_other_pixels(backbone, read_metadata(Path(found)).get(PIXELS), source)
+
+
+def _warn_of_other_pixels(backbone: Backbone, trained: Mapping[str, Any] | None, source: str) -> None:
+    """Warn if a backbone gets other pixels than those that its weights were trained with."""
+    ours = {name: list(of_channels) for name, of_channels in pixel_statistics(backbone).items()}
+    if trained is not None and dict(trained) != ours:
+        logger.warning(
+            "pretrained: %s has learned from pixels normalized by mean %s and std %s, and this model's backbone gets "
+            "them by mean %s and std %s. Set model.backbone.pixel_mean and pixel_std to the former, or set them to the "
+            "latter in vitkit pretrain.",
+            source, trained.get("mean"), trained.get("std"), ours["mean"], ours["std"],
+        )  # fmt: skip
 
 
 def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_class_head: bool) -> None:

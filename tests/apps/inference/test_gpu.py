@@ -45,12 +45,12 @@ def test_dense_models_and_captioners_predict_the_same(name):
     predictor = Predictor(model, list("abc"), text=text)
     expected = predictor.run(IMAGES)
     is_dense = "words" not in DENSE[name][1]
-    of_tiles = predictor.predict([LARGE], tiles=64, batch_size=3)[0].fields if is_dense else {}
+    of_tiles = predictor.predict([LARGE], tiles=64, batch_size=8)[0].fields if is_dense else {}
     with emulated_gpu():
         predictor = Predictor(to_device(model), list("abc"), text=text)
         assert_close(predictor.run(IMAGES), expected)
         if is_dense:
-            assert_close(predictor.predict([LARGE], tiles=64, batch_size=3)[0].fields, of_tiles)
+            assert_close(predictor.predict([LARGE], tiles=64, batch_size=8)[0].fields, of_tiles)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, figures) in CLASSIFIERS.items() if figures != CLIPS])

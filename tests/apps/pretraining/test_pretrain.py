@@ -1,6 +1,7 @@
 """From images without labels to a backbone that others start from."""
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -149,6 +150,22 @@ def test_the_time_decides_size_and_epochs(photos, step_seconds, capsys):
         chosen(hours=1)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "size"), [("vit_small_patch14_reg4_dinov2", 126), ("vit_small_patch16_dinov3", 128)]
+)
+def test_weights_of_mae_fit_the_backbone_of_that_name_whatever_its_patches_and_positions(
+    photos, step_seconds, backbone, size
+):
+    done = pretrain(photos, backbone=backbone, dry_run=True, **OPTIONS)
+    config = load_config(done.config)
+    assert config["data"]["train"]["transforms"]["size"] == config["model"]["backbone"]["image_size"] == size
+    trained = BACKBONES.build(config["model"]["backbone"])
+    torch.save(trained.state_dict(), "trained.pth")
+    small = {key: config["model"]["backbone"][key] for key in ("depth", "d_model", "num_heads")}
+    taker = BACKBONES.build({"type": backbone, "pretrained": "trained.pth", **small})
+    assert load_pretrained(taker) and trained.state_dict().keys() == taker.state_dict().keys()
+
+
 def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
     done = pretrain(photos, dry_run=True, **{**OPTIONS, "overrides": [*TINY, "train.epochs=10"]})
     assert pretraining.Plan.read(done.folder).choice.epochs == 10
@@ -225,7 +242,8 @@ def test_wrong_options_are_errors(photos, capsys):
         (["--resume", str(photos)], "has no pretrain.json, as vitkit pretrain writes it. Start it anew."),
         (["--backbone", "resnet19"], "resnet19"),
         (["--method", "dinov2"], "--method dinov2: unknown. Did you mean 'dino'"),
-        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a ViT"),
+        (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a plain ViT"),
+        (["--method", "mae", "--backbone", "vitdet_base"], "--method mae: vitdet_base is not a plain ViT"),
         (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
@@ -256,7 +274,8 @@ def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_n
 
 def test_a_labeled_folder_has_several_classes(photos, tmp_path):
     write_photos(tmp_path / "labelled/cats")
-    with pytest.raises(ConfigError, match=r"labelled: got a single class, 'cats', which every guess is right about"):
+    (tmp_path / "labelled/dogs").mkdir()
+    with pytest.raises(ConfigError, match=r"labelled: has images of 1 class \(cats\), so that every guess is right"):
         pretrain(photos, labelled=tmp_path / "labelled", device="cpu")
     assert not Path("runs/pretrain").exists()
 
@@ -295,6 +314,18 @@ def test_a_run_ends_with_weights_and_a_report(whole):
         assert text in page
     assert page.count("data:image/jpeg") == 1 + 5 * 4  # the curves, and each photo with three others
     assert not (folder / "timing").exists()
+
+
+def test_a_model_with_other_pixels_is_warned_of(whole, caplog):
+    spec = {**load_config(whole.folder / "config.py")["model"]["backbone"], "pretrained": str(whole.folder)}
+    load_pretrained(BACKBONES.build(spec))
+    assert "pixels" not in caplog.text
+    load_pretrained(BACKBONES.build({**spec, "pixel_mean": [0.0] * 3, "pixel_std": [1.0] * 3}))
+    assert re.search(
+        r"learned from pixels normalized by mean \[0\.485, .* this model's backbone gets them by mean \[0\.0, .*Set "
+        r"model\.backbone\.pixel_mean",
+        caplog.text,
+    )
 
 
 def test_another_run_gets_another_folder(photos, step_seconds):
@@ -409,6 +440,15 @@ def test_an_interrupted_training_names_one_command(photos, step_seconds, monkeyp
     printed = capfd.readouterr().out
     assert "SIGINT: saved. Resume with:\n    vitkit pretrain --resume runs/pretrain\n" in printed
     assert printed.count("--resume") == 1 and "goes on" not in printed
+
+
+def test_sigterm_outside_of_training_says_how_to_go_on(photos, step_seconds, monkeypatch, capsys):
+    monkeypatch.setattr(pretraining, "measure_features", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as error:
+        main([str(photos), "--method", "mae", "--device", "cpu", *SHORT])
+    assert error.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+    assert "interrupted; this goes on with it: vitkit pretrain --resume runs/pretrain\n" in capsys.readouterr().out
 
 
 def test_a_run_with_another_teacher_is_not_resumed(photos, step_seconds, monkeypatch):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
 
@@ -28,8 +29,8 @@ class Method:
     size: str = "size"
     """The name of its config's argument for the side of the crops."""
     has_teacher: bool = False
-    needs_argument: str | None = None
-    """An argument of the backbones that it can train; None: it trains any."""
+    network: type | None = None
+    """The class of the backbones that it can train; None: it trains any."""
     small: tuple[str, ...] = ()
     """Lines of the config that fit the published recipe, which is for millions of images, to a few hours."""
 
@@ -50,7 +51,7 @@ METHODS = {
         {128: 0, 160: 8000, 224: 16000},
         {"cpu": 32, "other": 256},
         size="image_size",
-        needs_argument="positions",
+        network=ViT,
         small=(
             "# A shallow decoder reconstructs worse, and is as good for fine-tuning (the paper's table 1).",
             'cfg["model"].update(decoder_d_model=192, decoder_depth=2, decoder_num_heads=6)',
@@ -69,6 +70,7 @@ METHODS = {
             'cfg["data"]["train"]["transforms"].update(small_size=64, num_small=4)',
             "# An untrained backbone has nearly the same features for all photos; centered, they become uniform.",
             'cfg["model"]["batch_norm"] = True',
+            'cfg["train"]["hooks"][0].update(teacher_temperature=0.02, warmup_teacher_temperature=0.02)',
             "# That of the recipe is proportional to the images of a step, and too low for so few.",
             'cfg["optimizer"]["lr"] = 0.03 if cfg["optimizer"]["type"] == "SGD" else 5e-4',
         ),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitkit.apps.pretraining.features import measure_features
-from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, Method, choose_method
+from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
@@ -32,6 +32,7 @@ from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run import TrainRun
 from vitkit.engine.trainer import check_training
 from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
@@ -320,7 +321,7 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     images = min(usual, photos.count)
     if images < usual:
         print(f"batch     {images} images a step in place of {usual}, as there are no more")
-    plan = Plan(request, photos, Choice(sizes_for(method, photos)[0], images))
+    plan = Plan(request, photos, Choice(min(sizes_for(request, photos)), images))
     plan.write(folder)
     try:
         check_training(load_config(folder / CONFIG), torch.device(device))
@@ -338,24 +339,26 @@ def check_options(request: Request, folder: Path) -> None:
         ConfigError: a name or a key is unknown, the backbone is of the wrong kind, or a folder is missing.
     """
     constructor, _ = BACKBONES.resolve(request.backbone, "--backbone")
-    needed = METHODS[request.method].needs_argument
-    if needed is not None and needed not in inspect.signature(constructor).parameters:
+    needed = METHODS[request.method].network
+    if needed is not None and constructor is not needed:
         raise ConfigError(
-            f"--method {request.method}: {request.backbone} is not a ViT, whose patches it removes. Choose one: "
+            f"--method {request.method}: {request.backbone} is not a plain ViT, whose patches it removes. Choose one: "
             f"--backbone {METHODS[request.method].backbone}, or another method."
         )
     if request.labelled is not None and not os.path.isdir(request.labelled):
         raise ConfigError(
             f"--labelled {request.labelled}: no such folder. Expected one with a folder of images for each class."
         )
-    if request.labelled is not None and len(classes := list_class_folders(Path(request.labelled))) < 2:
-        raise ConfigError(
-            f"--labelled {request.labelled}: got a single class, {classes[0]!r}, which every guess is right about. "
-            "Expected a folder of images for each of at least two."
-        )
-    draft = Plan(
-        request, Photos(request.photos, request.photos, 0, 0, []), Choice(min(METHODS[request.method].sizes), 1)
-    )
+    if request.labelled is not None:
+        classes = [name for name in list_class_folders(Path(request.labelled)) if _has_image(request.labelled, name)]
+        if len(classes) < 2:
+            raise ConfigError(
+                f"--labelled {request.labelled}: has images of {pluralize(len(classes), 'classes')}"
+                f"{f' ({classes[0]})' if classes else ''}, so that every guess is right. Expected a folder of images "
+                "for each of at least two."
+            )
+    photos = Photos(request.photos, request.photos, 0, 0, [])
+    draft = Plan(request, photos, Choice(min(sizes_for(request, photos)), 1))
     write_text(folder / CONFIG, config_text(draft, folder))
     try:
         load_config(folder / CONFIG)
@@ -363,9 +366,20 @@ def check_options(request: Request, folder: Path) -> None:
         (folder / CONFIG).unlink()
 
 
-def sizes_for(method: Method, photos: Photos) -> list[int]:
-    """Return the sizes up to that of the images, or else the smallest."""
-    return [size for size in method.sizes if size <= photos.short_side] or [min(method.sizes)]
+def _has_image(*folders: str) -> bool:
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in data_files(Path(*folders)))
+
+
+def sizes_for(request: Request, photos: Photos) -> dict[int, int]:
+    """Return the sizes up to that of the images, or else the smallest, each with the steps that it must leave time for;
+    for a method of patches, they are multiples of these."""
+    method = METHODS[request.method]
+    constructor, arguments = BACKBONES.resolve(request.backbone)
+    patch = 1
+    if method.network is not None:
+        patch = arguments.get("patch_size", inspect.signature(constructor).parameters["patch_size"].default)
+    sizes = {size // patch * patch: steps for size, steps in method.sizes.items()}
+    return {size: steps for size, steps in sizes.items() if size <= max(photos.short_side, min(sizes))}
 
 
 def choose(plan: Plan, folder: Path, device: str) -> Plan:
@@ -377,7 +391,7 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     """
     request, photos = plan.request, plan.photos
     minutes = 60 * request.hours * TRAINING_SHARE
-    method = METHODS[request.method]
+    sizes = sizes_for(request, photos)
 
     def timed(choice: Choice) -> Choice:
         # Without the time of a step, so that a resumption times again what was not timed to the end.
@@ -390,10 +404,10 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
         print(f"timed     {seconds}{f'; it {note}' if note else ''}", flush=True)
         return replace(choice, step_minutes=cost.minutes)
 
-    least, *larger = sizes_for(method, photos)
+    least, *larger = sizes
     choice = with_wanted_images(timed(replace(plan.choice, size=least)), plan, minutes)
     for size in reversed(larger):
-        if minutes / choice.step_minutes * (choice.size / size) ** 2 >= method.sizes[size]:
+        if minutes / choice.step_minutes * (choice.size / size) ** 2 >= sizes[size]:
             choice = timed(replace(choice, size=size))
             break
     steps = minutes / choice.step_minutes
