@@ -25,6 +25,7 @@ Examples:
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    # Outside of the training, too, it ends with a line that says how to go on.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with errors_in_one_line():
         try:
             vitkit.pretrain(
@@ -86,6 +89,8 @@ def main(argv: list[str] | None = None) -> None:
             )
         except KeyboardInterrupt:
             sys.exit(130)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

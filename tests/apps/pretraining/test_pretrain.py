@@ -274,7 +274,8 @@ def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_n
 
 def test_a_labeled_folder_has_several_classes(photos, tmp_path):
     write_photos(tmp_path / "labelled/cats")
-    with pytest.raises(ConfigError, match=r"labelled: got a single class, 'cats', which every guess is right about"):
+    (tmp_path / "labelled/dogs").mkdir()
+    with pytest.raises(ConfigError, match=r"labelled: has images of 1 class \(cats\), so that every guess is right"):
         pretrain(photos, labelled=tmp_path / "labelled", device="cpu")
     assert not Path("runs/pretrain").exists()
 
@@ -439,6 +440,15 @@ def test_an_interrupted_training_names_one_command(photos, step_seconds, monkeyp
     printed = capfd.readouterr().out
     assert "SIGINT: saved. Resume with:\n    vitkit pretrain --resume runs/pretrain\n" in printed
     assert printed.count("--resume") == 1 and "goes on" not in printed
+
+
+def test_sigterm_outside_of_training_says_how_to_go_on(photos, step_seconds, monkeypatch, capsys):
+    monkeypatch.setattr(pretraining, "measure_features", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as error:
+        main([str(photos), "--method", "mae", "--device", "cpu", *SHORT])
+    assert error.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+    assert "interrupted; this goes on with it: vitkit pretrain --resume runs/pretrain\n" in capsys.readouterr().out
 
 
 def test_a_run_with_another_teacher_is_not_resumed(photos, step_seconds, monkeypatch):

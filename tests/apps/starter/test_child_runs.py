@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.apps.starter.child_runs import run_to_end
+from vitkit.apps.starter.child_runs import last_error, run_to_end
 from vitkit.errors import TrainingError
 
 PARENT = """
@@ -32,6 +32,14 @@ def test_tool_ends_when_its_parent_is_killed():
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(pid)
+
+
+def test_last_error_of_an_output_is_its_first_line():
+    output = (
+        "step 1\nerror: a photo is lost, another takes its place\nstep 2\nerror: weights do not fit.\n  missing: a\n"
+    )
+    assert last_error(output) == "weights do not fit."
+    assert last_error("step 1\nKilled\n") == "Killed" and last_error("") == "failed"
 
 
 def test_error_of_a_tool_is_repeated_without_its_prefix_also_beside_a_clone_that_does_not_hide_vitkit(

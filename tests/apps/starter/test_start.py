@@ -372,6 +372,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
         "weights   those that model.backbone=swin_tiny has by default" in out and "chosen    DINO on swin_tiny, " in out
     )
     assert "expected  without the overrides: AP 0.429" in out
+    assert load_config(Path("other/config.py"))["model"]["backbone"]["out_features"] == ["res3", "res4", "res5"]
 
 
 def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world, step_cost, capsys):

@@ -32,6 +32,7 @@ from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run import TrainRun
 from vitkit.engine.trainer import check_training
 from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
@@ -348,11 +349,14 @@ def check_options(request: Request, folder: Path) -> None:
         raise ConfigError(
             f"--labelled {request.labelled}: no such folder. Expected one with a folder of images for each class."
         )
-    if request.labelled is not None and len(classes := list_class_folders(Path(request.labelled))) < 2:
-        raise ConfigError(
-            f"--labelled {request.labelled}: got a single class, {classes[0]!r}, which every guess is right about. "
-            "Expected a folder of images for each of at least two."
-        )
+    if request.labelled is not None:
+        classes = [name for name in list_class_folders(Path(request.labelled)) if _has_image(request.labelled, name)]
+        if len(classes) < 2:
+            raise ConfigError(
+                f"--labelled {request.labelled}: has images of {pluralize(len(classes), 'classes')}"
+                f"{f' ({classes[0]})' if classes else ''}, so that every guess is right. Expected a folder of images "
+                "for each of at least two."
+            )
     photos = Photos(request.photos, request.photos, 0, 0, [])
     draft = Plan(request, photos, Choice(min(sizes_for(request, photos)), 1))
     write_text(folder / CONFIG, config_text(draft, folder))
@@ -360,6 +364,10 @@ def check_options(request: Request, folder: Path) -> None:
         load_config(folder / CONFIG)
     finally:
         (folder / CONFIG).unlink()
+
+
+def _has_image(*folders: str) -> bool:
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in data_files(Path(*folders)))
 
 
 def sizes_for(request: Request, photos: Photos) -> dict[int, int]:

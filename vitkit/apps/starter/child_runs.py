@@ -125,8 +125,14 @@ class Child:
             TrainingError: the tool failed.
         """
         if self.process.wait() != 0 and not self._signaled:
-            lines = self.output.read_text(encoding="utf-8").strip().splitlines()
-            raise TrainingError(f"{lines[-1].removeprefix('error: ') if lines else 'failed'} ({self.output})")
+            raise TrainingError(f"{last_error(self.output.read_text(encoding='utf-8'))} ({self.output})")
+
+
+def last_error(output: str) -> str:
+    """Return the first line of the last error in a tool's output, as details may follow; without one the last line."""
+    lines = output.strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["failed"])[-1]
 
 
 def _end_with_parent() -> None:

@@ -1,5 +1,6 @@
 """From images and annotations to a trained and evaluated model within a given time: `vitkit.start`."""
 
+import functools
 import itertools
 import math
 import shlex
@@ -485,8 +486,29 @@ def write_start_config(path: Path, request: Request, data: OwnData, choice: Choi
     if choice.warmup_steps is not None:
         lines += ["    # a twentieth of a short run", f'    cfg["schedule"]["warmup_steps"] = {choice.warmup_steps}']
     if request.overrides:
-        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {request.overrides!r})"]
+        maps = maps_for_neck(request.values) if request.task == "detection" else []
+        overrides = (*request.overrides, *[f"model.backbone.out_features=[{','.join(maps)}]"] * bool(maps))
+        lines += [f"    # from the command line{'; the neck takes three maps' * bool(maps)}"]
+        lines += [f"    cfg = with_overrides(cfg, {overrides!r})"]
     path.write_text("\n".join([*lines, "    return cfg"]) + "\n", encoding="utf-8")
+
+
+def maps_for_neck(values: Mapping[str, str]) -> list[str]:
+    """Return the maps of the backbone that the command line names, if it has more than the neck takes; else []."""
+    name = values.get("model.backbone", "").strip("'\"")
+    if not name or any(key.startswith(("model.backbone.out_features", "model.neck")) for key in values):
+        return []
+    try:
+        maps = _maps_of(name)
+    except VitkitError:
+        return []  # the config's check says what is wrong
+    coarse = [name for name in maps if name in ("res3", "res4", "res5")]
+    return coarse if len(maps) > len(coarse) else []
+
+
+@functools.cache
+def _maps_of(backbone: str) -> list[str]:
+    return list(BACKBONES.build(dict(type=backbone, pretrained=False)).feature_info)
 
 
 def comment(text: str) -> str:
