@@ -138,7 +138,7 @@ def check(folder: Path, world: Path) -> None:
     with guarded(folder, world, connects=True) as options:
         _Handler.answers = list(options["answers"])
         server = _Server(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}{options['path']}"
         if part := bytes.fromhex(options["part"]):
             Path("out", "weights.pth.part").write_bytes(part)

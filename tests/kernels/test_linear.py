@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +8,7 @@ import torch.nn.functional as F
 from vitkit.kernels import linear as kernels
 from vitkit.kernels import use_kernels
 from vitkit.kernels.linear import gelu_linear, linear, relu_mlp
-from vitkit.nn.layers import FeedForward, Linear, TokenMLP
+from vitkit.nn.layers import FeedForward, FusedLinear, Linear, TokenMLP
 
 
 @pytest.fixture
@@ -147,6 +150,25 @@ def test_mlp_with_relu_equals_autocasts_in_bfloat16():
     assert torch.equal(*outputs) and outputs[0].dtype == torch.bfloat16
     gradients = [torch.autograd.grad(output.float().sum(), tensors) for output in outputs]
     torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)
+
+
+def test_weight_in_onednns_order_gives_the_same_outputs(by_onednn):
+    torch.manual_seed(0)
+    layer, other = Linear(64, 96), Linear(64, 96)
+    fused = layer.fused()
+    assert isinstance(fused, FusedLinear) and fused.weight is layer.weight
+    for shape in ((300, 64), (2, 200, 64)):
+        x = torch.randn(shape)
+        with torch.inference_mode():
+            assert torch.equal(fused(x), layer(x))
+    assert "weight" in fused._cache
+    assert torch.equal(copy.deepcopy(fused)(x), layer(x))
+    assert torch.equal(pickle.loads(pickle.dumps(fused))(x), layer(x))
+    assert fused(x).requires_grad  # in explanations
+    fused.load_state_dict(other.state_dict())
+    with torch.inference_mode():
+        assert torch.equal(fused(x), other(x))
+        assert fused.double()(x.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("channels", [(64, 96), (96, 64)])

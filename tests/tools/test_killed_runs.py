@@ -231,29 +231,34 @@ def python(tmp_path_factory) -> Iterator[Path]:
         yield command
 
 
-def agent(run: str, *options: str, python: str | Path = sys.executable, **variables: str) -> subprocess.Popen:
-    """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables."""
+def agent(run: str, *options: str, python: Path, ranks: str | None = None, **variables: str) -> subprocess.Popen:
+    """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables.
+
+    Args:
+        python: runs the agent and, unless `ranks` is another, the ranks.
+    """
     Path("breaking.py").write_text(BREAKING)
     command = [str(python), "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
+    environment["PYTHON_EXEC"] = ranks or str(python)  # torchrun starts ranks with it
     return subprocess.Popen(
         [*command, *of_ranks(2), "--run-dir", run, "--device", "cpu"],
-        env={**os.environ, **environment, "PYTHON_EXEC": str(python), **variables},  # torchrun starts ranks with it
+        env={**os.environ, **environment, **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def torchrun(run: str, *options: str, python: str | Path = sys.executable) -> tuple[int, str]:
+def torchrun(run: str, *options: str, **interpreters) -> tuple[int, str]:
     """Run one agent with two processes; return its exit status and all output."""
-    process = agent(run, "--standalone", "--nproc-per-node", "2", *options, python=python)
+    process = agent(run, "--standalone", "--nproc-per-node", "2", *options, **interpreters)
     said = process.communicate(timeout=150)[1]
     return process.returncode, said
 
 
-def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown():
-    status, said = torchrun("broken")
+def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown(python):
+    status, said = torchrun("broken", python=python, ranks=sys.executable)
     seconds = time.time() - Path("broken", "broke").stat().st_mtime
     assert status == 1 and seconds < 60
     assert "KeyError: 'a cosmic ray'" in said

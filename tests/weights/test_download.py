@@ -48,7 +48,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def url():
     server = http.server.HTTPServer(("127.0.0.1", 0), _Server)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     _Server.broken, _Server.ranges = set(), []
     yield f"http://127.0.0.1:{server.server_port}"
@@ -82,7 +82,7 @@ def test_simultaneous_downloads_share_one_request(tmp_path):
 
     _Server.broken, _Server.ranges = set(), []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/weights.pth"
     with ThreadPoolExecutor(4) as pool:
         paths = list(pool.map(lambda _: fetch_file(url, folder=tmp_path), range(4)))
@@ -212,7 +212,7 @@ class _Hostile(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hostile():
     server = http.server.HTTPServer(("127.0.0.1", 0), _Hostile)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     _Hostile.asked = []
 
     def answers(*given):

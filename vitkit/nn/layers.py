@@ -34,6 +34,35 @@ class Linear(nn.Linear):
         """(..., in_features) -> (..., out_features)."""
         return linear(x, self.weight, self.bias)
 
+    def fused(self) -> nn.Module:
+        """See `vitkit.protocols.Fuses`."""
+        return FusedLinear(self) if type(self) is Linear else self
+
+
+class FusedLinear(Linear):
+    """A linear layer that keeps its weight also in the processor's order, for inference only."""
+
+    def __init__(self, layer: Linear):
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self._cache: dict[str, Tensor] = {}
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return linear(x, self.weight, self.bias, cache=self._cache)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}  # the processor's order is for this process
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "FusedLinear":
+        self._cache = {}
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._cache = {}
+        super()._load_from_state_dict(*args)
+
 
 def can_skip(*layers: nn.Module) -> bool:
     """Return whether the weights of linear layers, layer norms and learned scales may be used without calling them:
