@@ -255,7 +255,7 @@ def test_a_spread_of_zero_is_a_collapse_and_a_good_run_is_none(whole):
     ("changes", "message"),
     [
         (dict(model="Classifier"), r"SelfDistillationSchedules: Classifier has no teacher\. It is for model\.type=Sel"),
-        (dict(strategy="fsdp"), r"train\.strategy=fsdp"),
+        (dict(strategy="fsdp"), r"train\.strategy=fsdp: self-distillation keeps both"),
         (dict(momentum=1.5), r"SelfDistillationSchedules: momentum=1\.5: expected 0 to 1"),
         (dict(teacher_temperature=0.0), r"teacher_temperature=0\.0: expected above 0"),
         (dict(clip_parameter_norm=0.0), r"clip_parameter_norm=0\.0: expected above 0"),

@@ -380,6 +380,8 @@ def prepare_model(
 
     Returns:
         the model; and if it is sharded and has a moving average, a copy for that, sharded alike.
+    Raises:
+        ConfigError: the model cannot be sharded.
     """
     if settings.activation_checkpointing:
         enable_activation_checkpointing(model)
@@ -398,5 +400,10 @@ def prepare_model(
     if settings.strategy != "fsdp":
         model = model.to(device)
         return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None
+    if hasattr(model, "update_teacher"):
+        raise ConfigError(
+            "train.strategy=fsdp: self-distillation keeps both student and teacher in full on every GPU. Set "
+            "train.strategy=ddp."
+        )
     average = shard(deepcopy(model).to(device), device) if settings.ema_decay is not None else None
     return shard(model.to(device), device), average

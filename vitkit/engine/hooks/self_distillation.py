@@ -89,7 +89,7 @@ class SelfDistillationSchedules(Hook):
         """See `Hook`.
 
         Raises:
-            ConfigError: the model or its criterion has no teacher, or the model is sharded.
+            ConfigError: the model or its criterion has no teacher.
         """
         for part, needed in ((run.model, "update_teacher"), (run.criterion, "update_center")):
             if not hasattr(part, needed):
@@ -97,11 +97,6 @@ class SelfDistillationSchedules(Hook):
                     f"train.hooks: SelfDistillationSchedules: {type(part).__name__} has no teacher. It is for "
                     "model.type=SelfDistillation with criterion.type=SelfDistillationLoss."
                 )
-        if run.settings.strategy == "fsdp":
-            raise ConfigError(
-                "train.strategy=fsdp: self-distillation keeps both student and teacher in full on every GPU. Set "
-                "train.strategy=ddp."
-            )
         for group in run.optimizer.param_groups:
             group.setdefault("initial_weight_decay", group["weight_decay"])  # checkpoints keep it
         handle = run.optimizer.register_step_pre_hook(lambda *_: self._change_gradients(run))
