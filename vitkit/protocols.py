@@ -221,8 +221,9 @@ class Model(nn.Module):
     """Whether `fuse` has been called."""
 
     def fuse(self) -> "Model":
-        """Prepare for inference, in place: fold norms and learned scales into the convolutions before them, and merge
-        branches. Outputs are the same except for rounding, and the model can no longer be trained or saved.
+        """Prepare for inference, in place: fold norms and learned scales into the convolutions before them, merge
+        branches, and keep weights in the order of the processor's kernels. Outputs are the same except for rounding,
+        and the model can no longer be trained or saved.
 
         Modules that do not say how (`Fuses`), such as those of a user's own backbone, are left as they are, and so are
         those with hooks.
