@@ -17,7 +17,7 @@ from vitkit.kernels import is_traced, plain_only
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cache: MutableMapping[str, Tensor] | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cache: MutableMapping[str, Any] | None = None
 ) -> Tensor:
     """F.linear with the processor's fastest matrix product.
 
@@ -25,8 +25,8 @@ def linear(
         x: (..., C).
         weight: (D, C).
         bias: (D,).
-        cache: belongs to the weight, if that no longer changes: it is kept there in the order in which oneDNN otherwise
-            brings it at every call, which takes up to a quarter of a product of 580 rows; empty at first.
+        cache: belongs to a weight that seldom changes, which is kept there in the order in which oneDNN otherwise
+            brings it at every call: that takes up to a quarter of a product of 580 rows. Empty at first.
     Returns:
         (..., D).
     """
@@ -37,8 +37,11 @@ def linear(
         return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     if cache is None:
         return onednn_product(x, weight, bias)
-    if "weight" not in cache:
-        cache["weight"] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), x.shape[:-1].numel())
+    # An optimizer, or whoever loads weights, changes them in place, which their version counts.
+    version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+    if cache.get("of") is not weight or cache["version"] != version:
+        reordered = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), x.shape[:-1].numel())
+        cache.update(of=weight, version=version, weight=reordered)
     return onednn_product(x, cache["weight"], bias)
 
 
@@ -120,11 +123,13 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _as_in_autocast(x: Tensor, *others: Tensor | None) -> Iterator[Tensor | None]:
-    """Convert tensors to the dtype that autocast computes products in, if it is on."""
+    """Convert tensors to the dtype that autocast computes products in, if it is on; it leaves float64 as it is."""
     # Meta tensors have no autocast.
     is_on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if is_on else None
-    return (tensor if dtype is None or tensor is None else tensor.to(dtype) for tensor in (x, *others))
+    if not is_on or x.dtype == torch.float64:
+        return iter((x, *others))
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return (tensor if tensor is None else tensor.to(dtype) for tensor in (x, *others))
 
 
 class _GeluLinear(torch.autograd.Function):

@@ -45,7 +45,7 @@ class FusedLinear(Linear):
     def __init__(self, layer: Linear):
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self._cache: dict[str, Tensor] = {}
+        self._cache: dict[str, Any] = {}
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
