@@ -210,6 +210,20 @@ def test_watched_parts_of_a_block_are_called():
     assert len(seen) == 8  # two branches share `drop_path`
 
 
+def test_gradients_at_watched_parts_and_a_replaced_forward_of_a_block_are_seen():
+    seen = []
+    for name in ("norm1", "attn", "attn.qkv", "mlp", "mlp.fc2"):
+        block = Block(16, 2, d_mlp=64, layer_scale=1.0)
+        block.get_submodule(name).register_full_backward_hook(lambda *_, name=name: seen.append(name))
+        block(torch.randn(2, 20, 16, requires_grad=True), (4, 5)).sum().backward()
+    assert seen == ["norm1", "attn", "attn.qkv", "mlp", "mlp.fc2"]
+    block = Block(16, 2, d_mlp=64, layer_scale=1.0)
+    block.attn.forward = lambda x, *_: torch.zeros_like(x)
+    block.mlp.forward = torch.zeros_like
+    x = torch.randn(2, 20, 16)
+    assert block(x, (4, 5)).equal(x)
+
+
 def test_recomputing_activations_keeps_the_gradients():
     model = build("ViTDet", **SMALL, window_size=3, relative_positions=4).train()
     grads = []

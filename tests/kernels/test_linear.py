@@ -228,6 +228,10 @@ def test_a_replaced_or_watched_layer_of_a_feed_forward_network_is_called():
         handle = layer.register_forward_hook(lambda *_: calls.append("hook"))
         assert torch.equal(ffn(x), expected) and calls == ["hook"]
         handle.remove()
+        handle = layer.register_full_backward_hook(lambda *_: calls.append("gradient"))
+        ffn(x.clone().requires_grad_()).sum().backward()
+        assert calls == ["hook", "gradient"]
+        handle.remove()
         calls.clear()
     ffn.linear2 = torch.nn.Linear(8, 4)
     assert torch.equal(ffn(x), ffn.linear2(F.relu(ffn.linear1(x))))
