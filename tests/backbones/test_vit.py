@@ -175,10 +175,13 @@ def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
     assert not model.blocks[1].training and model.blocks[2].training
 
 
-@pytest.mark.parametrize("frozen", ["qkv", "norm1", "ls2", "nothing"])
+@pytest.mark.parametrize("frozen", ["qkv", "norm1", "ls2", "nothing", "no biases"])
 def test_block_that_stores_less_computes_the_same(frozen):
     torch.manual_seed(0)
     block = Block(16, 2, d_mlp=64, layer_scale=1.0).double()
+    if frozen == "no biases":
+        for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
+            layer.bias = None
     for name, parameter in block.named_parameters():
         nn.init.normal_(parameter)
         parameter.requires_grad_(frozen not in name)
@@ -202,12 +205,37 @@ def test_block_that_stores_less_computes_the_same(frozen):
     assert stored[1] - stored[0] >= 8 * x.numel()  # of both norms, both branches, and GELU's four times as many
 
 
+def test_gradients_of_a_block_are_those_of_its_forward_pass_if_computed_in_autocast():
+    torch.manual_seed(0)
+    block, gradients = Block(16, 2, d_mlp=64, layer_scale=1.0), []
+    x = torch.randn(2, 20, 16, requires_grad=True)
+    for enabled in (False, True):
+        loss = block(x, (4, 5)).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            gradients.append(torch.autograd.grad(loss, [x, *block.parameters()]))
+    torch.testing.assert_close(*gradients)
+
+
 def test_watched_parts_of_a_block_are_called():
     block, seen = Block(16, 2, d_mlp=64, layer_scale=1.0), []
     for part in (block.norm1, block.attn, block.attn.proj, block.ls1, block.mlp, block.mlp.fc1, block.drop_path):
         part.register_forward_hook(lambda *_: seen.append(1))
     block(torch.randn(2, 20, 16), (4, 5))
     assert len(seen) == 8  # two branches share `drop_path`
+
+
+def test_gradients_at_watched_parts_and_a_replaced_forward_of_a_block_are_seen():
+    seen = []
+    for name in ("norm1", "attn", "attn.qkv", "mlp", "mlp.fc2"):
+        block = Block(16, 2, d_mlp=64, layer_scale=1.0)
+        block.get_submodule(name).register_full_backward_hook(lambda *_, name=name: seen.append(name))
+        block(torch.randn(2, 20, 16, requires_grad=True), (4, 5)).sum().backward()
+    assert seen == ["norm1", "attn", "attn.qkv", "mlp", "mlp.fc2"]
+    block = Block(16, 2, d_mlp=64, layer_scale=1.0)
+    block.attn.forward = lambda x, *_: torch.zeros_like(x)
+    block.mlp.forward = torch.zeros_like
+    x = torch.randn(2, 20, 16)
+    assert block(x, (4, 5)).equal(x)
 
 
 def test_recomputing_activations_keeps_the_gradients():

@@ -248,6 +248,10 @@ def test_best_by_another_metric_is_not_compared_after_a_resume(tmp_path, capsys)
     assert "best.pth is now selected by loss; the best top1 so far no longer counts" in capsys.readouterr().out
     assert progress.best == -2.0 and progress.worse_in_a_row == 1  # for a loss, the lowest is the best
     assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 2
+    run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME, best_metric=None, **options)
+    assert "best.pth, the best by loss so far, stays, and is used in place of later weights. Remove it to use last" in (
+        capsys.readouterr().out
+    )
 
 
 def test_resuming_a_complete_run_reports_that_it_is_complete(tmp_path, capsys):

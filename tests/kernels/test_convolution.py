@@ -97,16 +97,17 @@ def test_gradients_other_types_autocast_and_compilers_run_the_definition(fast_ca
     assert not fast_calls
 
 
-def test_maps_narrower_than_the_stride_have_right_gradients_in_bfloat16():
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.Conv3d])
+def test_maps_narrower_than_the_stride_have_right_gradients_in_bfloat16(kind):
     torch.manual_seed(0)
-    plain = torch.nn.Conv2d(16, 16, 3, stride=2, padding=1)
+    plain, frames = kind(16, 16, 3, stride=2, padding=1), [3] * (kind is torch.nn.Conv3d)
     model = torch.nn.Sequential(deepcopy(plain))
     compute_narrow_maps_in_float32(model)
     model = deepcopy(model)  # as its moving average is
     with torch.autocast("cpu", torch.bfloat16):
-        assert model(torch.randn(4, 16, 2, 2)).dtype == torch.bfloat16
+        assert model(torch.randn(4, 16, *frames, 2, 2)).dtype == torch.bfloat16
         for height in (1, 3):
-            x = torch.randn(4, 16, height, 1)
+            x = torch.randn(4, 16, *frames, height, 1)
             output = model(x)
             with torch.autocast("cpu", enabled=False):
                 expected = plain(x)

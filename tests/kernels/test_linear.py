@@ -152,6 +152,13 @@ def test_mlp_with_relu_equals_autocasts_in_bfloat16():
     torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)
 
 
+def test_mlp_with_relu_stays_in_float64_in_autocast():
+    tensors = [torch.randn(size, dtype=torch.float64) for size in ((8, 16), (12, 16), (12,), (4, 12), (4,))]
+    expected = relu_mlp(*tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(relu_mlp(*tensors), expected)
+
+
 def test_weight_in_onednns_order_gives_the_same_outputs(by_onednn):
     torch.manual_seed(0)
     layer, other = Linear(64, 96), Linear(64, 96)
@@ -168,6 +175,12 @@ def test_weight_in_onednns_order_gives_the_same_outputs(by_onednn):
     fused.load_state_dict(other.state_dict())
     with torch.inference_mode():
         assert torch.equal(fused(x), other(x))
+    with torch.no_grad():
+        layer.weight.mul_(2)  # which is the fused one's, too
+        assert torch.equal(fused(x), layer(x))
+        ones = {"weight": torch.ones(96, 64)}
+        assert torch.equal(*(torch.func.functional_call(module, ones, x) for module in (fused, layer)))
+        assert torch.equal(fused(x), layer(x))
         assert fused.double()(x.double()).dtype == torch.float64
 
 
@@ -214,6 +227,10 @@ def test_a_replaced_or_watched_layer_of_a_feed_forward_network_is_called():
     for layer in (ffn.linear1, ffn.linear2):
         handle = layer.register_forward_hook(lambda *_: calls.append("hook"))
         assert torch.equal(ffn(x), expected) and calls == ["hook"]
+        handle.remove()
+        handle = layer.register_full_backward_hook(lambda *_: calls.append("gradient"))
+        ffn(x.clone().requires_grad_()).sum().backward()
+        assert calls == ["hook", "gradient"]
         handle.remove()
         calls.clear()
     ffn.linear2 = torch.nn.Linear(8, 4)

@@ -15,7 +15,7 @@ from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 from vitkit.kernels.linear import add_scaled_linear, linear, norm_linear, stores_less
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP, can_skip
+from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP, can_skip, is_watched
 from vitkit.nn.position import rotate
 from vitkit.ops.images import padding_to_multiple
 from vitkit.protocols import Backbone
@@ -213,7 +213,7 @@ class Block(nn.Module):
             and attn.q_bias is None
             and not (self.training and self.drop_path.p)
             and can_skip(self.norm1, attn.qkv, attn.proj, self.ls1, self.norm2, mlp.fc1, mlp.fc2, self.ls2)
-            and not any(x._forward_hooks or x._forward_pre_hooks for x in (attn, mlp, self.drop_path))
+            and not any(map(is_watched, (attn, mlp, self.drop_path)))
         )
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:

@@ -29,6 +29,7 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.weights.contents import PIXELS
+from vitkit.weights.lora import BESIDE
 from vitkit.weights.names import BACKBONE_WEIGHTS
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
@@ -415,7 +416,8 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _size_of_checkpoints(folder: Path) -> int:
     """Return the bytes of a resumed run's checkpoints, which new ones will replace; hard links count once."""
-    files = [path.stat() for pattern in ("*.pth*", "*.shards*/*") for path in folder.glob(pattern) if path.is_file()]
+    paths = [path for pattern in ("*.pth*", "*.shards*/*") for path in folder.glob(pattern)]
+    files = [path.stat() for path in paths if path.is_file() and path.name != BESIDE]  # which stays
     return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
 
 

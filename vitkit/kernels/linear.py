@@ -4,7 +4,7 @@ Times and memory were measured on one thread of an AMD EPYC with AVX-512, torch 
 """
 
 import functools
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from vitkit.kernels import is_traced, plain_only
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cache: MutableMapping[str, Tensor] | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cache: MutableMapping[str, Any] | None = None
 ) -> Tensor:
     """F.linear with the processor's fastest matrix product.
 
@@ -25,8 +25,8 @@ def linear(
         x: (..., C).
         weight: (D, C).
         bias: (D,).
-        cache: belongs to the weight, if that no longer changes: it is kept there in the order in which oneDNN otherwise
-            brings it at every call, which takes up to a quarter of a product of 580 rows; empty at first.
+        cache: belongs to a weight that seldom changes, which is kept there in the order in which oneDNN otherwise
+            brings it at every call: that takes up to a quarter of a product of 580 rows. Empty at first.
     Returns:
         (..., D).
     """
@@ -37,8 +37,11 @@ def linear(
         return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     if cache is None:
         return onednn_product(x, weight, bias)
-    if "weight" not in cache:
-        cache["weight"] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), x.shape[:-1].numel())
+    # An optimizer, or whoever loads weights, changes them in place, which their version counts.
+    version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+    if cache.get("of") is not weight or cache["version"] != version:
+        reordered = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), x.shape[:-1].numel())
+        cache.update(of=weight, version=version, weight=reordered)
     return onednn_product(x, cache["weight"], bias)
 
 
@@ -78,6 +81,23 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
+def _is_in_autocast(x: Tensor) -> bool:
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)  # meta tensors have no autocast
+
+
+def _without_autocast(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    """Let a backward pass compute in the dtypes of the forward pass, also if it is called inside autocast."""
+
+    @functools.wraps(backward)
+    def computed(ctx: Any, grad: Tensor) -> Any:
+        if not _is_in_autocast(grad):
+            return backward(ctx, grad)
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(ctx, grad)
+
+    return computed
+
+
 class _Linear(torch.autograd.Function):
     """`onednn_product` for rows (N, C), with gradients by the same product."""
 
@@ -90,6 +110,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
@@ -120,11 +141,11 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _as_in_autocast(x: Tensor, *others: Tensor | None) -> Iterator[Tensor | None]:
-    """Convert tensors to the dtype that autocast computes products in, if it is on."""
-    # Meta tensors have no autocast.
-    is_on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if is_on else None
-    return (tensor if dtype is None or tensor is None else tensor.to(dtype) for tensor in (x, *others))
+    """Convert tensors to the dtype that autocast computes products in, if it is on; it leaves float64 as it is."""
+    if not _is_in_autocast(x) or x.dtype == torch.float64:
+        return iter((x, *others))
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return (tensor if tensor is None else tensor.to(dtype) for tensor in (x, *others))
 
 
 class _GeluLinear(torch.autograd.Function):
@@ -137,6 +158,7 @@ class _GeluLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
@@ -156,7 +178,7 @@ def norm_linear(
 
 
 def add_scaled_linear(
-    x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, *, gelu: bool = False
+    x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, *, gelu: bool = False
 ) -> Tensor:
     """Compute `x + scale * linear(branch, weight, bias)`, where `stores_less`, or with F.gelu(branch).
 
@@ -194,6 +216,7 @@ class _NormLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, norm_weight, norm_bias, mean, inverse_std, weight = ctx.saved_tensors
         needs_x, needs_norm_weight, needs_norm_bias, _, needs_weight, needs_bias = ctx.needs_input_grad
@@ -215,13 +238,16 @@ class _AddScaledLinear(torch.autograd.Function):
     """`add_scaled_linear` for rows (N, D) and (N, C)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, gelu: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, gelu: bool
+    ) -> Tensor:
         ctx.save_for_backward(branch, weight, bias, scale)
         ctx.gelu = gelu
         return linear(F.gelu(branch) if gelu else branch, weight, bias).mul_(scale).add_(x)
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         branch, weight, bias, scale = ctx.saved_tensors
         needs_x, needs_branch, needs_weight, needs_bias, needs_scale, _ = ctx.needs_input_grad
@@ -233,10 +259,14 @@ class _AddScaledLinear(torch.autograd.Function):
                 grad_branch = torch.ops.aten.gelu_backward(grad_branch, branch)
         if needs_weight or needs_bias or needs_scale:
             grad_weight = _weight_gradient(grad, F.gelu(branch) if ctx.gelu else branch)
-            grad_bias = grad.sum(dim=0)
             if needs_scale:
-                grad_scale = (grad_weight * weight).sum(dim=1).addcmul_(grad_bias, bias)
-            grad_weight, grad_bias = grad_weight.mul_(scale[:, None]), grad_bias.mul_(scale)
+                grad_scale = (grad_weight * weight).sum(dim=1)
+            grad_weight.mul_(scale[:, None])
+            if bias is not None:
+                grad_bias = grad.sum(dim=0)
+                if grad_scale is not None:
+                    grad_scale.addcmul_(grad_bias, bias)
+                grad_bias.mul_(scale)
         return grad if needs_x else None, grad_branch, grad_weight, grad_bias, grad_scale, None
 
 
@@ -265,6 +295,7 @@ class _ReluMLP(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, weight1, weight2 = ctx.saved_tensors
         needs_x, needs_weight1, needs_bias1, needs_weight2, needs_bias2 = ctx.needs_input_grad

@@ -11,10 +11,10 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels.convolution import RELU, Activation, Settings, convolution
-from vitkit.nn.layers import merge_norm_unrounded
+from vitkit.nn.layers import is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
-__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_relu", "fuse_pair", "is_watched"]
+__all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_relu", "fuse_pair"]
 
 
 _NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d, BatchNormAct2d, SyncBatchNormAct, FrozenBatchNormAct2d)
@@ -77,20 +77,15 @@ class FusedConv(nn.Conv2d):
 def can_fold(conv: nn.Module, norm: nn.Module) -> bool:
     """Return whether a norm after a convolution can be part of its weights, and nothing watches the two."""
     return (
-        # Subclasses may compute something else, and so may a module with a `forward` of its own.
+        # Subclasses may compute something else.
         type(conv) is nn.Conv2d
         and type(norm) in _NORMS
-        and not any("forward" in vars(module) or is_watched(module) for module in (conv, norm))
+        and not (is_watched(conv) or is_watched(norm))
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
         and norm.running_var is not None
         and not norm.training
     )
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which see its input or output."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def fold(conv: nn.Conv2d, norm: nn.Module, activation: Activation = None) -> FusedConv:

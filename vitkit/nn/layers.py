@@ -36,7 +36,7 @@ class Linear(nn.Linear):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.Fuses`."""
-        return FusedLinear(self) if type(self) is Linear else self
+        return FusedLinear(self) if type(self) is Linear and not is_watched(self) else self
 
 
 class FusedLinear(Linear):
@@ -45,7 +45,7 @@ class FusedLinear(Linear):
     def __init__(self, layer: Linear):
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self._cache: dict[str, Tensor] = {}
+        self._cache: dict[str, Any] = {}
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,16 +59,18 @@ class FusedLinear(Linear):
         self._cache = {}
         return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._cache = {}
-        super()._load_from_state_dict(*args)
-
 
 def can_skip(*layers: nn.Module) -> bool:
     """Return whether the weights of linear layers, layer norms and learned scales may be used without calling them:
     none was replaced or is watched."""
-    kinds = (Linear, nn.LayerNorm, LayerScale)
-    return all(type(x) in kinds and not x._forward_hooks and not x._forward_pre_hooks for x in layers)
+    return all(type(x) in (Linear, nn.LayerNorm, LayerScale) and not is_watched(x) for x in layers)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which see its input, its output or their gradients, or a `forward` of its own
+    in place of its class's."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

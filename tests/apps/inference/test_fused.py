@@ -49,6 +49,19 @@ def test_copy_is_made_once(predictor):
     assert predictor._fused.of(predictor.model) is predictor._fused.of(predictor.model)
 
 
+def test_a_copy_that_was_interrupted_is_made_by_the_next_call(predictor, monkeypatch):
+    def interrupted(model):
+        monkeypatch.undo()
+        assert is_fused(fused.of(model))  # another thread asks for it, too
+        raise KeyboardInterrupt
+
+    fused = FusedCopy()
+    monkeypatch.setattr("vitkit.apps.inference.fused.fused_copy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fused.of(predictor.model)
+    assert is_fused(fused.of(predictor.model))
+
+
 def step(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.rand(1, 3, 64, 64))["pred_logits"].sum().backward()

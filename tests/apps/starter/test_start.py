@@ -567,3 +567,10 @@ def test_photos_are_trained_on_and_reported(world, tmp_path, monkeypatch, capsys
     assert Path("runs/start/run/best.pth").is_file()
     (measured,) = read_metrics("runs/start/run/best.pth")  # for a model card
     assert measured.data == "train2017" and 0 <= measured.metrics["bbox/AP"] <= 1
+
+
+def test_score_is_that_of_the_best_metric_or_says_why_there_is_none():
+    results = [{"bbox/AP": 0.25, "loss": 2.0}, {"bbox/AP": -1.0}, {"loss": 1.0}]
+    assert start.describe_score("bbox/AP", results) == "bbox/AP 0.250"
+    assert start.describe_score("bbox/AP", results[1:]) == "bbox/AP cannot be measured: no object"
+    assert start.describe_score(None, results) == "no score, by train.best_metric=none"

@@ -37,13 +37,16 @@ class FusedCopy:
                 hooks = module._forward_hooks or module._forward_pre_hooks
                 if hooks or module.training or module._compiled_call_impl is not None:
                     return model
-            self._modules, self._parts = modules, _parts(modules)
-            tensors = chain.from_iterable((*m._parameters.values(), *m._buffers.values()) for m in modules)
-            self._tensors = [tensor for tensor in tensors if tensor is not None]
+            parts = _parts(modules)
+            weights = chain.from_iterable((*m._parameters.values(), *m._buffers.values()) for m in modules)
+            tensors = [tensor for tensor in weights if tensor is not None]
             # Tensors of inference mode have no version.
-            self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
-            self._versions = _versions(self._tensors, self._counted)
+            counted = [tensor for tensor in tensors if not tensor.is_inference()]
+            versions = _versions(tensors, counted)
+            # The copy comes first: it may be interrupted, and another thread may ask for it meanwhile.
             self._copy = fused_copy(model)
+            self._modules, self._parts = modules, parts
+            self._tensors, self._counted, self._versions = tensors, counted, versions
         return self._copy
 
     def _is_of(self, model: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import math
 import shlex
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -226,13 +226,19 @@ def zero_shot_facts(name: str, found: FoundModel, folder: Path, device: str) -> 
     """Score a text-prompted detector on the validation images; print the result and return it for the report."""
     config = load_config(folder / CONFIG)
     try:
-        metric = config["train"]["best_metric"]
-        score = score_zero_shot(found, config, device=device).get(metric, -1.0)
-        text = f"{metric} {score:.3f}" if is_measured(score) else f"{metric} cannot be measured: no object"
+        text = describe_score(config["train"]["best_metric"], [score_zero_shot(found, config, device=device)])
     except VitkitError as error:  # a baseline must not end the run
         text = f"not scored: {error}"
     print(f"zero-shot {name}: {text}", flush=True)
     return {f"zero-shot {name}": text}
+
+
+def describe_score(metric: str | None, results: Iterable[Mapping[str, float]]) -> str:
+    """Return the best value of the metric that selects the best checkpoint, or why there is none."""
+    if metric is None:
+        return "no score, by train.best_metric=none"
+    best = max((values[metric] for values in results if is_measured(values.get(metric))), default=None)
+    return f"{metric} cannot be measured: no object" if best is None else f"{metric} {best:.3f}"
 
 
 def is_paced(request: Request) -> bool:
@@ -265,7 +271,6 @@ def train_and_report(
         print(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
         raise
     config = load_config(folder / CONFIG)
-    metric = config["train"]["best_metric"]
     steps = read_log(run.path / LOG_NAME)[0][-1]["step"]
     trained = f"{pluralize(steps, 'steps')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = api.test(run.path, device=request.device)
@@ -277,8 +282,7 @@ def train_and_report(
     )
     print(f"report    {path}")
     print(f"figures   {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
-    best = max((values[metric] for values in run.history if is_measured(values.get(metric))), default=None)
-    reached = f"{metric} {best:.3f}" if best is not None else f"{metric} cannot be measured: no object"
+    reached = describe_score(config["train"]["best_metric"], run.history)
     print(f"reached   {reached} on {pluralize(data.num_val, 'images')}")
     for message in leaks:
         print(f"but       the model was trained on what it is scored on: {message}")

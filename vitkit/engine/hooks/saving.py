@@ -11,6 +11,7 @@ from functools import partial
 from types import FrameType
 
 from vitkit.distributed import is_main
+from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.hooks.base import Hook
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import TrainRun
@@ -53,6 +54,11 @@ class BestMetric(Hook):
         if name is not None and progress.best_metric not in ("", name):
             print_line(f"best.pth is now selected by {name}; the best {progress.best_metric} so far no longer counts")
             progress.best, progress.worse_in_a_row = -math.inf, 0
+        if name is None and (best := run.run_dir / BEST_NAME).is_file():
+            print_line(
+                f"train.best_metric=none: {best}, the best by {progress.best_metric} so far, stays, and is used in "
+                f"place of later weights. Remove it to use {LAST_NAME}."
+            )
         if self.should_end(run):
             print_line(
                 f"this run was stopped early: {progress.worse_in_a_row} evaluations without a better {name}, and "

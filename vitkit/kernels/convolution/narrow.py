@@ -1,6 +1,7 @@
 """A way around wrong gradients of oneDNN's convolutions in bfloat16."""
 
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,13 @@ def compute_narrow_maps_in_float32(model: nn.Module) -> None:
     small images in the last stages are.
     """
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.stride[1] > 1 and module.kernel_size[1] > 1:
+        if isinstance(module, nn.Conv2d | nn.Conv3d) and module.stride[-1] > 1 and module.kernel_size[-1] > 1:
             module._conv_forward = MethodType(_conv_forward, module)  # type: ignore[method-assign]
 
 
-def _conv_forward(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.shape[-1] >= self.stride[1]:
-        return nn.Conv2d._conv_forward(self, x, weight, bias)
+def _conv_forward(self: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    forward: Any = type(self)._conv_forward
+    if x.shape[-1] >= self.stride[-1]:
+        return forward(self, x, weight, bias)
     with torch.autocast(x.device.type, enabled=False):
-        return nn.Conv2d._conv_forward(self, x.to(weight.dtype), weight, bias)
+        return forward(self, x.to(weight.dtype), weight, bias)
