@@ -186,7 +186,7 @@ def test_folder_name_determines_the_mask_task(tmp_path):
 def test_error_for_an_unsupported_architecture_lists_the_supported_ones(tmp_path):
     folder = folder_of(tmp_path, model_type="conditional_detr", architectures=["ConditionalDetrForObjectDetection"])
     with pytest.raises(
-        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* Known: .*deformable_detr, deimv2, detr, "
+        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* Known: .*deimv2, detr, "
     ):
         load(folder)
 
