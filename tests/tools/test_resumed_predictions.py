@@ -78,7 +78,8 @@ def test_killed_and_resumed_prediction_is_that_of_an_uninterrupted_one(photos, c
     kept = Path("killed/predictions.jsonl").read_bytes()
     assert kept.count(b"\n") == 13 and kept.endswith(b"half") and not Path("killed/predictions.json").exists()
     capsys.readouterr()
-    Path("killed/deep/13.jpg.0123abcd.tmp").write_bytes(b"half")  # threads draw ahead, so a kill may leave a few
+    Path("killed/deep").mkdir(exist_ok=True)  # threads draw ahead, so a kill may leave the folder and a few halves
+    Path("killed/deep/13.jpg.0123abcd.tmp").write_bytes(b"half")
     run("killed", *options, folder="--resume")
     assert "resuming killed: 12 of 40 inputs are done" in capsys.readouterr().out
     assert files("killed") == files("whole") and len(files("whole")) == 38 + 4
