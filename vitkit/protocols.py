@@ -435,6 +435,20 @@ class LearnsFromTeacher(Protocol):
         """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""
 
 
+@runtime_checkable
+class LearnsFromItself(Protocol):
+    """A model with a student, which is trained, and a teacher, which follows it and is what the run is for."""
+
+    student_backbone: str
+    """The name of the backbone that the optimizer changes; `backbone` is the teacher's."""
+
+    def update_teacher(self, momentum: float) -> None:
+        """Move the teacher's parameters towards the student's: by 1 - momentum."""
+
+    def last_layer(self) -> Sequence[nn.Parameter]:
+        """Return the parameters of the student's last layer, which is frozen at first."""
+
+
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 

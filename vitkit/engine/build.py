@@ -25,7 +25,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Criterion, Dataset, LearnsFromTeacher, Loader, Model, child
+from vitkit.protocols import Criterion, Dataset, LearnsFromItself, LearnsFromTeacher, Loader, Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
@@ -400,7 +400,7 @@ def prepare_model(
     if settings.strategy != "fsdp":
         model = model.to(device)
         return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None
-    if hasattr(model, "update_teacher"):
+    if isinstance(model, LearnsFromItself):
         raise ConfigError(
             "train.strategy=fsdp: self-distillation keeps both student and teacher in full on every GPU. Set "
             "train.strategy=ddp."

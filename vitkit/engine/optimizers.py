@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpointed_blocks
-from vitkit.protocols import child
+from vitkit.protocols import LearnsFromItself, child
 from vitkit.registry import OPTIMIZERS, nearest
 
 logger = logging.getLogger("vitkit")
@@ -215,7 +215,7 @@ def layer_factors(
 
 def trained_backbone_name(model: nn.Module) -> str:
     """Return the name of the backbone whose parameters the optimizer changes: "backbone", or that of a student."""
-    return getattr(model, "student_backbone", BACKBONE)
+    return model.student_backbone if isinstance(model, LearnsFromItself) else BACKBONE
 
 
 def _block_names(model: nn.Module, inside: str) -> list[str]:

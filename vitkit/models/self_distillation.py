@@ -39,7 +39,7 @@ class SelfDistillation(PretrainingModel):
 
     training_parts = ("student", "teacher", "dino_loss")
     student_backbone = "student.backbone"
-    """The backbone that the optimizer changes, see `vitkit.engine.optimizers`."""
+    """See `vitkit.protocols.LearnsFromItself`."""
 
     def __init__(
         self,

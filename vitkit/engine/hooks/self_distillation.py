@@ -13,6 +13,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.errors import ConfigError
+from vitkit.protocols import LearnsFromItself
 from vitkit.registry import HOOKS
 
 logger = logging.getLogger("vitkit")
@@ -31,8 +32,8 @@ class SelfDistillationSchedules(Hook):
     is updated. Momentum and weight decay follow half a cosine over the steps of the run, the teacher's temperature is
     one for each epoch. All depend only on the progress, so a resumed run continues as if it had not been interrupted.
 
-    The model has `update_teacher(momentum)`, `center` and `last_layer()`, and its criterion `teacher_temperature` and
-    `update_center(center)`, as `SelfDistillation` and `SelfDistillationLoss`.
+    The model is a `vitkit.protocols.LearnsFromItself` with a buffer `center`, and its criterion has
+    `teacher_temperature` and `update_center(center)`, as `SelfDistillation` and `SelfDistillationLoss`.
 
     Args:
         momentum: the teacher's at the first step; 1 at the end. For batches smaller than 1024 images it is larger, such
@@ -91,8 +92,9 @@ class SelfDistillationSchedules(Hook):
         Raises:
             ConfigError: the model or its criterion has no teacher.
         """
-        for part, needed in ((run.model, "update_teacher"), (run.criterion, "update_center")):
-            if not hasattr(part, needed):
+        is_taught, is_centered = isinstance(run.model, LearnsFromItself), hasattr(run.criterion, "update_center")
+        for part, has_teacher in ((run.model, is_taught), (run.criterion, is_centered)):
+            if not has_teacher:
                 raise ConfigError(
                     f"train.hooks: SelfDistillationSchedules: {type(part).__name__} has no teacher. It is for "
                     "model.type=SelfDistillation with criterion.type=SelfDistillationLoss."
