@@ -172,6 +172,17 @@ def test_epochs_of_the_command_are_those_of_the_plan(photos, step_seconds):
     assert load_config(done.config)["train"]["eval_every"] == 2
 
 
+def test_images_of_a_step_of_the_command_are_those_of_the_plan(photos, step_seconds, capsys):
+    overrides = [*TINY, "train.images_per_step=20"]
+    done = pretrain(photos, dry_run=True, **{**OPTIONS, "overrides": overrides})
+    choice, config = pretraining.Plan.read(done.folder).choice, load_config(done.config)
+    assert (choice.images, choice.batch) == (20, 5) and config["data"]["images_per_gpu"] == 5
+    assert config["train"]["images_per_step"] == 20 and ", 20 images a step, " in capsys.readouterr().out
+    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, overrides)
+    plan = pretraining.Plan(request, Photos("", "", 640, 130, []), choice)
+    assert pretraining.with_wanted_images(choice, plan, minutes=1e6) == choice
+
+
 def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
     request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, [])
     many = Photos(str(photos), str(photos), 10_000, 130, [])

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ import torch
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
+from vitkit.apps.pretraining.plan import CONFIG, PLAN, Choice, Plan, Request, config_text, shown_images
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import time_steps
 from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
-from vitkit.apps.starter.start import comment, make_free_folder
+from vitkit.apps.starter.start import make_free_folder
 from vitkit.apps.training import api
 from vitkit.config import load_config
-from vitkit.config.overrides import split_override
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import LAST_NAME
@@ -43,8 +43,8 @@ from vitkit.visualization.curves import read_log
 from vitkit.weights.hub import is_hub_name
 from vitkit.weights.names import BACKBONE_WEIGHTS
 
-CONFIG, PLAN, BEFORE, REPORT = "config.py", "pretrain.json", "before.json", "report.html"
-"""Files in the run's folder: the written config, what a resumption reads, the features' metrics before, the report."""
+BEFORE, REPORT = "before.json", "report.html"
+"""Files in the run's folder: the features' metrics at the start, and the report."""
 TRAINING_SHARE = 0.8
 """The fraction of the time for training; the rest is for evaluations and the report."""
 TIMING_SHARE = 0.01
@@ -54,103 +54,9 @@ MIN_STEPS = 50
 """The number of steps below which a run is refused."""
 NUM_EPOCHS = 20
 """About how many epochs a run has: with few images, each is in an epoch several times; of many, a part is."""
-NUM_EVALUATIONS = 5
-WARMUP_EPOCHS = 1
 BACKBONES_OF_START = ("resnet18", "resnet50")
 """The backbones that `vitkit start` chooses by itself if it is given their weights."""
-LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
 UNLABELED = {"type": "FeatureStatistics"}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for; see `pretrain`."""
-
-    photos: Any
-    method: str
-    teacher: str | None
-    backbone: str
-    hours: float
-    labelled: str | None
-    overrides: Sequence[str]
-
-    def command(self, folder: Path) -> str:
-        """Return the command that does this."""
-        options = {"method": self.method, "teacher": self.teacher, "backbone": self.backbone}
-        options |= {"hours": f"{self.hours:g}", "labelled": self.labelled, "run-dir": str(folder)}
-        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        photos = self.photos if isinstance(self.photos, str) else "PHOTOS"
-        return shlex.join(["vitkit", "pretrain", photos, *words, *self.overrides])
-
-    @property
-    def is_paced(self) -> bool:
-        """Whether training is fitted to the time, as the number of epochs is not given."""
-        return not any(split_override(override)[0] == "train.epochs" for override in self.overrides)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The chosen settings of the training."""
-
-    size: int
-    images: int
-    """Number in a step."""
-    epochs: int = 1000
-    repeats: float = 1
-    """How often each image occurs in an epoch."""
-    step_minutes: float = 0.0
-    batch: int = 0
-    """Number of a step's images that are computed at once; 0: all."""
-
-    def steps(self, photos: Photos) -> int:
-        """Return the number of steps of the run."""
-        return self.epochs * math.ceil(photos.count * self.repeats / self.images)
-
-    def minutes(self, photos: Photos) -> float:
-        """Return the minutes that the steps take."""
-        return self.steps(photos) * self.step_minutes
-
-    def describe(self, photos: Photos) -> str:
-        """Return the choices in words."""
-        times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
-        times = times or (f", each with {self.repeats:.2g} of the images" if self.repeats < 1 else "")
-        steps = pluralize(self.steps(photos), "steps")
-        return (
-            f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
-            f"{steps} of {60 * self.step_minutes:.2f} s, {self.minutes(photos):.0f} min"
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that a resumption needs to know, stored in the run's folder."""
-
-    request: Request
-    photos: Photos
-    choice: Choice
-
-    def write(self, folder: Path) -> None:
-        """Write the plan and the config."""
-        write_text(folder / PLAN, json.dumps(asdict(self), indent=2) + "\n")
-        write_text(folder / CONFIG, config_text(self, folder))
-
-    @classmethod
-    def read(cls, folder: Path) -> "Plan":
-        """Read the plan of a run.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        file = folder / PLAN
-        if not file.is_file():
-            raise ConfigError(f"--resume {folder}: has no {PLAN}, as vitkit pretrain writes it. Start it anew.")
-        content = read_json(file, key="--resume")
-        try:
-            return cls(Request(**content["request"]), Photos(**content["photos"]), Choice(**content["choice"]))
-        except (KeyError, TypeError) as error:
-            raise ConfigError(
-                f"--resume {folder}: its {PLAN} is not what vitkit pretrain wrote. Start it anew."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -321,10 +227,17 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     images = min(usual, photos.count)
     if images < usual:
         print(f"batch     {images} images a step in place of {usual}, as there are no more")
-    plan = Plan(request, photos, Choice(min(sizes_for(request, photos)), images))
+    choice = Choice(min(sizes_for(request, photos)), images)
+    plan = Plan(request, photos, choice)
     plan.write(folder)
+    config = load_config(folder / CONFIG)
+    given = config["train"]["images_per_step"]
+    if request.overrides_key("train.images_per_step") and given is not None:
+        plan = replace(plan, choice=replace(choice, images=given, batch=min(images, given)))
+        plan.write(folder)
+        config = load_config(folder / CONFIG)
     try:
-        check_training(load_config(folder / CONFIG), torch.device(device))
+        check_training(config, torch.device(device))
     except VitkitError as error:  # such as a teacher without weights
         for name in (PLAN, CONFIG, IMAGES, SHOWN):
             (folder / name).unlink(missing_ok=True)
@@ -430,10 +343,11 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
 
 
 def with_wanted_images(choice: Choice, plan: Plan, minutes: float) -> Choice:
-    """Return a choice with as many images in a step as the method wants, if there are as many photos, and time for
-    enough of such steps; say so, or that there is not."""
+    """Return a choice with as many images in a step as the method wants, if the user gives no number, and there are as
+    many photos, and time for enough of such steps; say so, or that there is not."""
     wanted = METHODS[plan.request.method].wanted_images
-    if wanted <= choice.images or wanted > plan.photos.count:
+    is_given = plan.request.overrides_key("train.images_per_step")
+    if is_given or wanted <= choice.images or wanted > plan.photos.count:
         return choice
     steps = int(minutes / choice.step_minutes * choice.images / wanted)
     if steps < WANTED_STEPS:
@@ -446,54 +360,6 @@ def with_wanted_images(choice: Choice, plan: Plan, minutes: float) -> Choice:
     print(f"batch     {wanted} images a step, in batches of {choice.images}: there is time for {steps} such steps")
     larger = wanted / choice.images
     return replace(choice, images=wanted, batch=choice.images, step_minutes=choice.step_minutes * larger)
-
-
-def config_text(plan: Plan, folder: Path) -> str:
-    """Return the config of a run, with the reason for each choice."""
-    request, photos, choice = plan.request, plan.photos, plan.choice
-    method = METHODS[request.method]
-    arguments = {"backbone": request.backbone, "data": photos.source, method.size: choice.size}
-    arguments |= {"epochs": choice.epochs, "images_per_step": choice.images}
-    if request.teacher is not None:
-        name, has_weights, weights = request.teacher.partition("=")
-        is_spec = has_weights and not os.path.exists(request.teacher)
-        arguments["teacher"] = dict(type=name, pretrained=weights) if is_spec else request.teacher
-    called = ",\n".join(f"        {name}={value!r}" for name, value in arguments.items())
-    lines = [
-        comment(f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")),
-        comment(f"Written by: {request.command(folder)}"),
-        "",
-        *["from vitkit.config import with_overrides"] * bool(request.overrides),
-        f"from vitkit.configs.pretrain.{method.config} import config as base",
-        "",
-        "",
-        "def config():",
-        f"    {comment(f'{request.method}: {method.text}')}",
-        *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
-        f"    cfg = base(\n{called},\n    )",
-        f'    cfg["data"].update(images_per_gpu={choice.batch or choice.images}, num_workers="auto", on_error="skip")',
-    ]
-    if choice.repeats != 1:
-        few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
-        lines += [
-            f"    # The photos are {few if choice.repeats > 1 else many}.",
-            f'    cfg["data"]["train"]["repeats"] = {choice.repeats}',
-        ]
-    val, metric = shown_images(plan), ""
-    if request.labelled is not None:
-        val = dict(type="ImageFolder", folder=request.labelled, transforms=val["transforms"])
-        metric = ', best_metric="knn/top1"'
-    lines += [
-        f'    cfg["data"]["val"] = {val!r}',
-        *[f'    cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
-        f'    cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
-        *(f"    {line}" for line in method.small),
-        f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
-        f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
-    ]
-    if request.overrides:
-        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {list(request.overrides)!r})"]
-    return "\n".join([*lines, "    return cfg"]) + "\n"
 
 
 def measure(
@@ -514,12 +380,6 @@ def measure(
     if val is not None:
         data, evaluator = {**data, "val": val}, UNLABELED
     return measure_features(backbone, data, evaluator, device=device)
-
-
-def shown_images(plan: Plan) -> dict[str, Any]:
-    """Return the dataset of some images, spread over all, without labels."""
-    transforms = dict(type="ClassificationEvalTransforms", size=plan.choice.size)
-    return dict(type="UnlabelledImages", source=plan.photos.shown, transforms=transforms)
 
 
 def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> None:

@@ -1,0 +1,174 @@
+"""What `vitkit pretrain` is to do: the request, the images and the chosen settings, and the config that they make."""
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitkit.apps.pretraining.methods import METHODS
+from vitkit.apps.pretraining.photos import Photos
+from vitkit.apps.starter.start import comment
+from vitkit.config.overrides import split_override
+from vitkit.errors import ConfigError
+from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
+from vitkit.text_format import pluralize
+
+CONFIG, PLAN = "config.py", "pretrain.json"
+"""Files in the run's folder: the written config, and what a resumption reads."""
+NUM_EVALUATIONS = 5
+WARMUP_EPOCHS = 1
+LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for; see `pretrain`."""
+
+    photos: Any
+    method: str
+    teacher: str | None
+    backbone: str
+    hours: float
+    labelled: str | None
+    overrides: Sequence[str]
+
+    def command(self, folder: Path) -> str:
+        """Return the command that does this."""
+        options = {"method": self.method, "teacher": self.teacher, "backbone": self.backbone}
+        options |= {"hours": f"{self.hours:g}", "labelled": self.labelled, "run-dir": str(folder)}
+        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        photos = self.photos if isinstance(self.photos, str) else "PHOTOS"
+        return shlex.join(["vitkit", "pretrain", photos, *words, *self.overrides])
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether training is fitted to the time, as the number of epochs is not given."""
+        return not self.overrides_key("train.epochs")
+
+    def overrides_key(self, key: str) -> bool:
+        """Return whether the user gives a value of the config."""
+        return any(split_override(override)[0] == key for override in self.overrides)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen settings of the training."""
+
+    size: int
+    images: int
+    """Number in a step."""
+    epochs: int = 1000
+    repeats: float = 1
+    """How often each image occurs in an epoch."""
+    step_minutes: float = 0.0
+    batch: int = 0
+    """Number of a step's images that are computed at once; 0: all."""
+
+    def steps(self, photos: Photos) -> int:
+        """Return the number of steps of the run."""
+        return self.epochs * math.ceil(photos.count * self.repeats / self.images)
+
+    def minutes(self, photos: Photos) -> float:
+        """Return the minutes that the steps take."""
+        return self.steps(photos) * self.step_minutes
+
+    def describe(self, photos: Photos) -> str:
+        """Return the choices in words."""
+        times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
+        times = times or (f", each with {self.repeats:.2g} of the images" if self.repeats < 1 else "")
+        steps = pluralize(self.steps(photos), "steps")
+        return (
+            f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
+            f"{steps} of {60 * self.step_minutes:.2f} s, {self.minutes(photos):.0f} min"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a resumption needs to know, stored in the run's folder."""
+
+    request: Request
+    photos: Photos
+    choice: Choice
+
+    def write(self, folder: Path) -> None:
+        """Write the plan and the config."""
+        write_text(folder / PLAN, json.dumps(asdict(self), indent=2) + "\n")
+        write_text(folder / CONFIG, config_text(self, folder))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Plan":
+        """Read the plan of a run.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        file = folder / PLAN
+        if not file.is_file():
+            raise ConfigError(f"--resume {folder}: has no {PLAN}, as vitkit pretrain writes it. Start it anew.")
+        content = read_json(file, key="--resume")
+        try:
+            return cls(Request(**content["request"]), Photos(**content["photos"]), Choice(**content["choice"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"--resume {folder}: its {PLAN} is not what vitkit pretrain wrote. Start it anew."
+            ) from error
+
+
+def config_text(plan: Plan, folder: Path) -> str:
+    """Return the config of a run, with the reason for each choice."""
+    request, photos, choice = plan.request, plan.photos, plan.choice
+    method = METHODS[request.method]
+    arguments = {"backbone": request.backbone, "data": photos.source, method.size: choice.size}
+    arguments |= {"epochs": choice.epochs, "images_per_step": choice.images}
+    if request.teacher is not None:
+        name, has_weights, weights = request.teacher.partition("=")
+        is_spec = has_weights and not os.path.exists(request.teacher)
+        arguments["teacher"] = dict(type=name, pretrained=weights) if is_spec else request.teacher
+    called = ",\n".join(f"        {name}={value!r}" for name, value in arguments.items())
+    lines = [
+        comment(f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")),
+        comment(f"Written by: {request.command(folder)}"),
+        "",
+        *["from vitkit.config import with_overrides"] * bool(request.overrides),
+        f"from vitkit.configs.pretrain.{method.config} import config as base",
+        "",
+        "",
+        "def config():",
+        f"    {comment(f'{request.method}: {method.text}')}",
+        *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
+        f"    cfg = base(\n{called},\n    )",
+        f'    cfg["data"].update(images_per_gpu={choice.batch or choice.images}, num_workers="auto", on_error="skip")',
+    ]
+    if choice.repeats != 1:
+        few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
+        lines += [
+            f"    # The photos are {few if choice.repeats > 1 else many}.",
+            f'    cfg["data"]["train"]["repeats"] = {choice.repeats}',
+        ]
+    val, metric = shown_images(plan), ""
+    if request.labelled is not None:
+        val = dict(type="ImageFolder", folder=request.labelled, transforms=val["transforms"])
+        metric = ', best_metric="knn/top1"'
+    lines += [
+        f'    cfg["data"]["val"] = {val!r}',
+        *[f'    cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
+        f'    cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
+        *(f"    {line}" for line in method.small),
+        f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
+        f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
+    ]
+    if request.overrides:
+        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {list(request.overrides)!r})"]
+    return "\n".join([*lines, "    return cfg"]) + "\n"
+
+
+def shown_images(plan: Plan) -> dict[str, Any]:
+    """Return the dataset of some images, spread over all, without labels."""
+    transforms = dict(type="ClassificationEvalTransforms", size=plan.choice.size)
+    return dict(type="UnlabelledImages", source=plan.photos.shown, transforms=transforms)
