@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.elastic_runs import agent, lose, wait_for_ranks
+from helpers.ports import reserve_port
 from helpers.real_runs import CONFIG, finish, losses_of, start, wait_for_step
 from helpers.sharded_training import needs_newer_torch
 from PIL import Image
@@ -169,9 +169,7 @@ ELASTIC = [*ANY_NUMBER, "train.epochs=40", "optimizer.lr=1e-5"]
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's children are read from /proc")
 def test_torchrun_loses_a_machine_and_gets_it_back():
     """Two agents are two machines. One is killed with its process, and started again later."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{reserve_port()}"
     options = ["tiny.py", *ELASTIC, "--run-dir", "elastic"]
     agents = [agent(endpoint, *options)]
     try:

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from helpers.ports import reserve_port
 from helpers.processes import PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
@@ -87,10 +87,9 @@ def start(
     *argv: str, tool: str = "train", ranks: int = 1, prepare: Callable[[], None] | None = None, **variables: str
 ) -> list:
     """Start a tool on some ranks, each of which has further environment variables and first calls `prepare`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
+    group = {}
+    if ranks > 1:
+        group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_port())}
     processes = []
     for number in range(ranks):
         own = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.forked_python import forked_python
+from helpers.ports import reserve_port
 from helpers.real_runs import CONFIG, LAST_STEP, assert_same, die_in, finish, of_ranks, reached, start, wait_for_step
 
 from vitkit.engine import validation
@@ -276,9 +276,7 @@ def test_run_resumes_automatically_under_torchrun_with_restarts(python):
 @pytest.mark.parametrize("slurm", [False, pytest.param(True, marks=SLOW)])
 def test_run_on_two_machines_resumes_automatically(slurm, python):
     """Two agents meet as on two machines. Only the one whose process fails counts a restart."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}"]
     meeting += ["--rdzv-id", "17"] if slurm else []
     # What srun sets for the task on each machine.
     jobs = [dict(SLURM_JOB_ID="17", SLURM_STEP_ID="0", SLURM_PROCID=task) if slurm else {} for task in "01"]

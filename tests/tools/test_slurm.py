@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.forked_python import forked_python
+from helpers.ports import reserve_port
 from helpers.real_runs import CONFIG, reached
 
 from vitkit.weights import read_checkpoint
@@ -66,9 +66,7 @@ def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypat
         Path("bin", name).chmod(0o755)
 
     def start(restarts: int) -> subprocess.Popen:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            Path("train.sbatch").write_text(batch_file(free.getsockname()[1]))
+        Path("train.sbatch").write_text(batch_file(reserve_port()))
         slurm = dict(SLURM_NNODES="2", SLURM_NTASKS="2", SLURM_JOB_ID="17", SLURM_JOB_NODELIST="node[1-2]")
         slurm |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
         slurm |= {"PYTHON_EXEC": str(python)}  # torchrun starts ranks with it
