@@ -15,6 +15,7 @@ from helpers.ports import reserve_port
 from helpers.processes import PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
+from vitkit.distributed import rank, world_size
 from vitkit.engine import trainer
 from vitkit.weights import read_checkpoint
 
@@ -81,6 +82,18 @@ def die_in(function: str, call: int) -> None:
         return original(*args, **options)
 
     setattr(module, name, dying)
+
+
+def hold_after(steps: int) -> None:
+    """Have the last rank wait after so many steps, and the others wait for it, until it is asked to stop, or killed."""
+    original = trainer.next_step
+
+    def held(run, batches):
+        while run.progress.step >= steps and run.guard.stop_signal is None and rank() == world_size() - 1:
+            time.sleep(0.01)
+        return original(run, batches)
+
+    trainer.next_step = held
 
 
 def start(

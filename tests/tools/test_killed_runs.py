@@ -14,7 +14,18 @@ import pytest
 import torch
 from helpers.forked_python import forked_python
 from helpers.ports import reserve_port
-from helpers.real_runs import CONFIG, LAST_STEP, assert_same, die_in, finish, of_ranks, reached, start, wait_for_step
+from helpers.real_runs import (
+    CONFIG,
+    LAST_STEP,
+    assert_same,
+    die_in,
+    finish,
+    hold_after,
+    of_ranks,
+    reached,
+    start,
+    wait_for_step,
+)
 
 from vitkit.engine import validation
 from vitkit.engine.hooks import Interrupted
@@ -153,6 +164,7 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
         "data.num_workers=1",
         "data.start_workers=fork",
         ranks=ranks,
+        prepare=partial(hold_after, 6),
     )
     wait_for_step(run, 6, processes)
     os.kill(processes[-1].pid, number)  # one rank only: all of them stop
@@ -160,7 +172,7 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
     assert statuses == [143 if ranks == 2 else 130] * ranks
     output = Path("output.txt").read_text()
     assert f"{number.name}: saved. Resume with:" in output and f"--resume {run} --device cpu" in output
-    assert 6 <= read_checkpoint(Path(run, "last.pth"))["progress"]["step"] < LAST_STEP
+    assert read_checkpoint(Path(run, "last.pth"))["progress"]["step"] == 7
     assert finish(start("--resume", run, "train.save_every_steps=1", ranks=ranks)) == [0] * ranks
     assert_same(run, f"whole{ranks}")
 
