@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.clocks import Clock
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
@@ -75,12 +76,16 @@ def test_a_single_thing_is_not_written_in_the_plural(number, plural, text):
     assert pluralize(number, plural) == text
 
 
-def test_progress_shows_rate_and_remaining_time(capsys):
-    progress = ProgressLines(4, "images", every=-1.0)
-    progress.start -= 2.0
+def test_progress_shows_rate_and_remaining_time(monkeypatch, capsys):
+    clock = Clock()
+    monkeypatch.setattr("vitkit.logging.time", clock)
+    progress = ProgressLines(4, "images", every=1.0)
+    clock.sleep(2.0)
     progress.step()
-    line = capsys.readouterr().out
-    assert line.startswith("1/4 images  0.5") and "ETA 6 s" in line
+    assert capsys.readouterr().out == "1/4 images  0.50 it/s  ETA 6 s\n"
+    clock.sleep(1.0)
+    progress.step()  # the last line is not older than that
+    assert capsys.readouterr().out == ""
 
 
 def test_console_copy_includes_what_was_printed_before_it_started(tmp_path, capsys):

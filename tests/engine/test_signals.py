@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from helpers.clocks import Clock
 from torch import nn
 
 from vitkit.engine.hooks.saving import Interrupted, Signals
@@ -18,13 +19,15 @@ def listening():
         yield signals, run
 
 
-def test_second_interrupt_stops_at_once_unless_it_was_only_forwarded():
+def test_second_interrupt_stops_at_once_unless_it_was_only_forwarded(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("vitkit.engine.hooks.saving.time", clock)
     before = signal.getsignal(signal.SIGINT)  # ignored where a shell runs the tests in its background
-    with listening() as (signals, run):
+    with listening() as (_, run):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         assert run.guard.stop_signal == signal.SIGINT
-        signals._received_at -= 2
+        clock.sleep(2)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -2,9 +2,9 @@
 
 import logging
 import socket
-import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,11 +73,11 @@ def ranks_that_differ(folder: Path) -> dict:
         "data": message_of(check_same_data, {"data.train": same, "data.val": own}),
         "same data": message_of(check_same_data, {"data.train": same}),
     }
-    now, own_version = time.time, alike.version
-    alike.time.time = lambda: now() + 3600 * is_other
+    own_time, own_version = alike.time, alike.version
+    alike.time = SimpleNamespace(time=lambda: 1e9 + 3600 * is_other)
     alike.version = lambda name: "0.0.1" if is_other else own_version(name)
     results["same config"] = message_of(check_same_start, {"train": {}})
-    alike.time.time = now
+    alike.time = own_time
     run(folder / "shards", "fsdp", epochs=1, sharded_checkpoints=True)
     if is_other:
 

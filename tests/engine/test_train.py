@@ -1,10 +1,10 @@
 import math
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers.clocks import Clock
 from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
 
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
@@ -311,22 +311,23 @@ def test_a_loader_that_ends_before_its_length_is_an_error_with_both_numbers(tmp_
         run(tmp_path / "run", loader=Short(), epochs=1, accumulate=accumulate)
 
 
-def test_slow_optimizer_is_not_mistaken_for_slow_data(tmp_path, monkeypatch):
-    step = torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (time.sleep(0.02), step(self, *a)))
-    run(tmp_path / "run", epochs=1)
-    assert all(record["data_share"] < 0.3 for record in records(tmp_path / "run", "train"))
-
-
-def test_slow_data_loading_is_reported(tmp_path):
+@pytest.mark.parametrize(("loading", "optimizing"), [(0.01, 0.03), (0.03, 0.01)])
+def test_slow_data_are_reported_and_a_slow_optimizer_is_not_mistaken_for_them(
+    tmp_path, monkeypatch, loading, optimizing
+):
     class Slow(Batches):
         def __iter__(self):
             for batch in super().__iter__():
-                time.sleep(0.03)
+                clock.sleep(loading)
                 yield batch
 
+    clock, step = Clock(), torch.optim.AdamW.step
+    for module in ("vitkit.engine.step", "vitkit.engine.hooks.log"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (clock.sleep(optimizing), step(self, *a)))
     run(tmp_path / "run", loader=Slow(), epochs=1)
-    assert all(record["data_share"] > 0.7 for record in records(tmp_path / "run", "train"))
+    shares = [record["data_share"] for record in records(tmp_path / "run", "train")]
+    assert shares == pytest.approx([loading / (loading + optimizing)] * 2)
 
 
 def test_a_metric_that_is_never_measured_does_not_stop_a_run(tmp_path):

@@ -6,15 +6,16 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from helpers.ports import reserve_port
 from helpers.processes import PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
+from vitkit.distributed import rank, world_size
 from vitkit.engine import trainer
 from vitkit.weights import read_checkpoint
 
@@ -83,14 +84,25 @@ def die_in(function: str, call: int) -> None:
     setattr(module, name, dying)
 
 
+def hold_after(steps: int) -> None:
+    """Have the last rank wait after so many steps, and the others wait for it, until it is asked to stop, or killed."""
+    original = trainer.next_step
+
+    def held(run, batches):
+        while run.progress.step >= steps and run.guard.stop_signal is None and rank() == world_size() - 1:
+            time.sleep(0.01)
+        return original(run, batches)
+
+    trainer.next_step = held
+
+
 def start(
     *argv: str, tool: str = "train", ranks: int = 1, prepare: Callable[[], None] | None = None, **variables: str
 ) -> list:
     """Start a tool on some ranks, each of which has further environment variables and first calls `prepare`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
+    group = {}
+    if ranks > 1:
+        group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_port())}
     processes = []
     for number in range(ranks):
         own = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.forked_python import forked_python
-from helpers.real_runs import CONFIG, LAST_STEP, assert_same, die_in, finish, of_ranks, reached, start, wait_for_step
+from helpers.ports import reserve_port
+from helpers.real_runs import (
+    CONFIG,
+    LAST_STEP,
+    assert_same,
+    die_in,
+    finish,
+    hold_after,
+    of_ranks,
+    reached,
+    start,
+    wait_for_step,
+)
 
 from vitkit.engine import validation
 from vitkit.engine.hooks import Interrupted
@@ -153,6 +164,7 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
         "data.num_workers=1",
         "data.start_workers=fork",
         ranks=ranks,
+        prepare=partial(hold_after, 6),
     )
     wait_for_step(run, 6, processes)
     os.kill(processes[-1].pid, number)  # one rank only: all of them stop
@@ -160,7 +172,7 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
     assert statuses == [143 if ranks == 2 else 130] * ranks
     output = Path("output.txt").read_text()
     assert f"{number.name}: saved. Resume with:" in output and f"--resume {run} --device cpu" in output
-    assert 6 <= read_checkpoint(Path(run, "last.pth"))["progress"]["step"] < LAST_STEP
+    assert read_checkpoint(Path(run, "last.pth"))["progress"]["step"] == 7
     assert finish(start("--resume", run, "train.save_every_steps=1", ranks=ranks)) == [0] * ranks
     assert_same(run, f"whole{ranks}")
 
@@ -276,9 +288,7 @@ def test_run_resumes_automatically_under_torchrun_with_restarts(python):
 @pytest.mark.parametrize("slurm", [False, pytest.param(True, marks=SLOW)])
 def test_run_on_two_machines_resumes_automatically(slurm, python):
     """Two agents meet as on two machines. Only the one whose process fails counts a restart."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}"]
     meeting += ["--rdzv-id", "17"] if slurm else []
     # What srun sets for the task on each machine.
     jobs = [dict(SLURM_JOB_ID="17", SLURM_STEP_ID="0", SLURM_PROCID=task) if slurm else {} for task in "01"]

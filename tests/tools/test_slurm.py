@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.forked_python import forked_python
+from helpers.ports import reserve_port
 from helpers.real_runs import CONFIG, reached
 
 from vitkit.weights import read_checkpoint
@@ -55,7 +55,9 @@ def python(tmp_path_factory) -> Iterator[Path]:
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypatch, python):
     monkeypatch.chdir(tmp_path)
-    Path("tiny.py").write_text(CONFIG)
+    # The first time, it waits until it is requeued.
+    hold = "import os\n\nif 'SLURM_RESTART_COUNT' not in os.environ:\n    from helpers.real_runs import hold_after\n\n"
+    Path("tiny.py").write_text(f"{hold}    hold_after(5)\n{CONFIG}")
     for name, text in {
         "srun": SRUN,
         "scontrol": SCONTROL,
@@ -66,9 +68,7 @@ def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypat
         Path("bin", name).chmod(0o755)
 
     def start(restarts: int) -> subprocess.Popen:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            Path("train.sbatch").write_text(batch_file(free.getsockname()[1]))
+        Path("train.sbatch").write_text(batch_file(reserve_port()))
         slurm = dict(SLURM_NNODES="2", SLURM_NTASKS="2", SLURM_JOB_ID="17", SLURM_JOB_NODELIST="node[1-2]")
         slurm |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
         slurm |= {"PYTHON_EXEC": str(python)}  # torchrun starts ranks with it
@@ -84,13 +84,13 @@ def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypat
 
     job = start(0)
     deadline = time.monotonic() + 200
-    while reached("run") < 4 and job.poll() is None and time.monotonic() < deadline:
+    while reached("run") < 5 and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(job.pid, signal.SIGTERM)  # as scontrol requeue does
     while Path("run", ".lock").exists() and time.monotonic() < deadline:  # the processes outlive the script
         time.sleep(0.1)
     step = read_checkpoint("run/last.pth")["progress"]["step"]
-    assert 4 <= step < 12, Path("output.txt").read_text()[-3000:]
+    assert step == 6, Path("output.txt").read_text()[-3000:]
     assert start(1).wait(timeout=250) == 0, Path("output.txt").read_text()[-3000:]
     progress = read_checkpoint("run/last.pth")["progress"]
     assert (progress["epoch"], progress["step"]) == (3, 12)
