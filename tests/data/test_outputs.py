@@ -293,6 +293,6 @@ def test_thousands_of_objects_of_an_image_are_drawn_in_little_time(world, tmp_pa
     ]
     (tmp_path / path).write_text(json.dumps(content))
     data = read_annotations(path, "data")
-    began = time.monotonic()
+    began = time.process_time()
     draw_sheet(data, tmp_path / "sheet.png")
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

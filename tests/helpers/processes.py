@@ -67,6 +67,15 @@ def print_to(path: str, environment: dict[str, str], job: Callable[..., None], *
     job(*args)
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process runs, by Linux's /proc; one that has ended may still be listed there as a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # it may disappear at any time, also between opening and reading
+        return False
+    return state not in "ZX"
+
+
 def run_anew(program: str) -> tuple[int, str]:
     """Run a program in a process that has imported other packages, but not vitkit; return what `run_forked` does."""
     return run_forked(import_anew, program)

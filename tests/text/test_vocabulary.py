@@ -232,10 +232,10 @@ def test_a_subword_vocabulary_of_an_earlier_version_has_no_checksum():
 @pytest.mark.parametrize("line", ["ab" * 100_000, "a" + "\u0301\u0327" * 50_000, "x " * 50_000 + "y"])
 def test_long_unusual_lines_take_only_seconds(line):
     """Each line once took minutes to hours: time grew with the square of the line's length."""
-    start = time.monotonic()
+    start = time.process_time()
     vocabulary = Vocabulary.train("unigram", [line, *TEXTS], size=200)
     assert vocabulary.decode(vocabulary.encode(line)) == normalize_text(line)
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_long_texts_are_normalized_like_short_ones():

@@ -285,7 +285,7 @@ def test_endless_and_slow_answers_end(hostile, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "_MAX_BYTES", 100)
     monkeypatch.setattr(download, "_GRACE", -1.0)
     monkeypatch.setattr(download, "_MIN_RATE", 1e12)
-    with pytest.raises(CheckpointError, match="only 6 bytes arrived in 0 s"):
+    with pytest.raises(CheckpointError, match=r"only 6 bytes arrived in \d+ s"):
         fetch_file(hostile(WHOLE), checksum="", folder=tmp_path)
 
 

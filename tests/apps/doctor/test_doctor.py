@@ -1,9 +1,10 @@
 """vitkit doctor: every issue that it looks for, made on purpose, and correct data of every kind."""
 
 import json
+import logging
 import re
 import shlex
-import time
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -499,20 +500,28 @@ def test_report_has_json_and_an_exit_status(coco, capsys):
 
 
 def test_slow_checks_and_the_steps_of_overfitting_are_shown_beside_the_report(coco, capsys, monkeypatch):
+    shown, info = threading.Event(), logging.getLogger("vitkit.apps.doctor").info
+
+    def show(message, *values):
+        info(message, *values)
+        if message == "checking slow check":
+            shown.set()
+
     def slow(case):
-        time.sleep(1.5)
+        assert shown.wait(60)
         yield Issue("slow", "ok", "has run")
 
+    monkeypatch.setattr(logging.getLogger("vitkit.apps.doctor"), "info", show)
     monkeypatch.setitem(CHECKS, "slow_check", slow)
     monkeypatch.setattr("vitkit.apps.doctor.training_checks._LOG_SECONDS", 0.0)
     arguments = ["--only", "queries", "slow_check", "overfit", "--json", "--overfit-steps", "2", "--device", "cpu"]
     doctor.main(["config.py", *arguments])
-    shown, errors = capsys.readouterr()
-    assert {issue["check"] for issue in json.loads(shown)["issues"]} == {"queries", "slow", "overfit"}
+    printed, errors = capsys.readouterr()
+    assert {issue["check"] for issue in json.loads(printed)["issues"]} == {"queries", "slow", "overfit"}
     assert "checking slow check\n" in errors and "checking queries" not in errors
     lines = [line for line in errors.splitlines() if "overfit: step" in line]
     assert len(lines) == 3 and re.search(
-        r"step 1 of at most 2, \d s of 120, loss [\d.]+ \(at first [\d.]+\)$", lines[1]
+        r"step 1 of at most 2, \d+ s of 120, loss [\d.]+ \(at first [\d.]+\)$", lines[1]
     )
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import urllib.request
 import zlib
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -237,9 +238,12 @@ def test_a_missing_gradio_is_named_with_its_remedy(detr, monkeypatch, free_port)
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that stays free until it is used: systems give those above to whoever connects or asks for any."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    pytest.fail("no free port")
 
 
 def test_a_busy_port_is_named_before_anything_is_loaded(free_port, capsys):

@@ -300,7 +300,7 @@ def test_size_beyond_the_weights_is_one_line_within_seconds(name, key, value, tm
     config = json.loads(path.read_text())
     config[key] = [value] * len(config[key]) if isinstance(config[key], list) else value
     path.write_text(json.dumps(config))
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(VitkitError):
         load(tmp_path)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

@@ -1,9 +1,9 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from helpers.processes import is_running
 
 from vitkit.apps.starter.child_runs import last_error, run_to_end
 from vitkit.errors import TrainingError
@@ -16,11 +16,6 @@ sys.stdin.read()
 """
 
 
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_tool_ends_when_its_parent_is_killed():
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -28,7 +23,7 @@ def test_tool_ends_when_its_parent_is_killed():
     assert is_running(pid)
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(pid)
