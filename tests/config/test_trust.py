@@ -5,6 +5,7 @@ import json
 import os
 import py_compile
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vitkit import load_config
 from vitkit.apps.inference import load
 from vitkit.config import save_config, trust
 from vitkit.errors import ConfigError
+from vitkit.io.atomic import write_atomically
 from vitkit.logging import setup_logging
 from vitkit.tools import analyze, browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
@@ -273,6 +275,22 @@ def test_a_module_stays_imported_and_later_imports_of_its_package_are_trusted_li
     load_config(saved)
     with pytest.raises(ConfigError, match="below.py"):
         sys.modules["package.part"].late()
+
+
+def test_commands_that_remember_code_at_the_same_time_do_not_forget_each_others(monkeypatch):
+    first, second = (trust.ImportedCode("imports.0", "a.py", "a.py", source) for source in (b"first", b"second"))
+    other = threading.Thread(target=trust.remember, args=([second],))
+
+    def write_beside_another(*args, **options):
+        if other.ident is None:
+            other.start()
+            other.join(timeout=0.2)  # it would be done, if it did not wait
+        write_atomically(*args, **options)
+
+    monkeypatch.setattr(trust, "write_atomically", write_beside_another)
+    trust.remember([first])
+    other.join()
+    assert json.loads(trust.trust_file().read_text()).keys() == {first.checksum, second.checksum}
 
 
 def no_home() -> Path:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.clocks import Clock
 from helpers.processes import PROCESSES
 
 from vitkit.engine import run_folder as module
@@ -60,6 +61,17 @@ def test_folder_in_use_names_the_process_and_is_free_once_it_is_killed(tmp_path,
     assert lock.is_mine()
     lock.release()
     assert {path.name for path in tmp_path.iterdir()} == {"locked"}
+
+
+def test_process_that_has_just_locked_the_folder_is_waited_for_until_it_has_named_itself(tmp_path, holder, monkeypatch):
+    lock, clock = tmp_path / LOCK_NAME, Clock()
+    monkeypatch.setattr(module, "time", clock)
+    lock.write_text("")
+    with pytest.raises(ConfigError, match="in use by another process"):  # on a full disk
+        claim(tmp_path)
+    monkeypatch.setattr(clock, "sleep", lambda _: lock.write_text("process 7 on a node"))
+    with pytest.raises(ConfigError, match="in use by process 7 on a node"):
+        claim(tmp_path)
 
 
 def test_repeated_launch_waits_for_a_lock_that_is_released_soon(tmp_path, holder):

@@ -76,15 +76,18 @@ def _serve(client: socket.socket) -> None:
     with client:
         head, files, *_ = socket.recv_fds(client, 8, 3)
         size, request = int.from_bytes(head, "big"), b""
-        while len(request) < size:
-            request += client.recv(size - len(request))
+        while len(request) < size and (part := client.recv(size - len(request))):
+            request += part
+        if not size or len(request) < size:  # the client was killed
+            return
         process = PROCESSES.Process(target=_run, args=(*json.loads(request), [_OpenFile(file) for file in files]))
         process.start()
         for file in files:
             os.close(file)
         while process.sentinel not in wait([process.sentinel, client]):
             number = client.recv(1)
-            os.kill(process.pid, number[0] if number else signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended in between
+                os.kill(process.pid, number[0] if number else signal.SIGKILL)
             if not number:
                 break
         process.join()

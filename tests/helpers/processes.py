@@ -16,6 +16,8 @@ from vitkit.distributed import close_distributed
 
 PROCESSES = multiprocessing.get_context("forkserver")
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 600.0
+"""Seconds after which processes are taken to hang: many times what they take on a slow machine that others use, too."""
 # A run imports all that a config may name.
 REGISTERED = [
     f"vitkit.{package}.{path.stem}"
@@ -47,12 +49,12 @@ PROCESSES.set_forkserver_preload(
 )
 
 
-def run_forked(job: Callable[..., None], *args, seconds: float = 120) -> tuple[int, str]:
+def run_forked(job: Callable[..., None], *args) -> tuple[int, str]:
     """Call a function in a process; return the process's exit status and everything that it printed."""
     with tempfile.NamedTemporaryFile("r") as output:
         process = PROCESSES.Process(target=print_to, args=(output.name, dict(os.environ), job, *args))
         process.start()
-        process.join(seconds)
+        process.join(LONGEST)
         if process.is_alive():
             process.kill()
             pytest.fail(f"{job.__name__} does not end: {output.read()[-2000:]}")
@@ -100,7 +102,7 @@ def on_ranks(ranks: int, folder: Path, job: Callable) -> list:
     """Run a function of a folder on several gloo ranks; return the result of each."""
     arguments = (str(folder), ranks, job)
     context = torch.multiprocessing.start_processes(start_rank, arguments, ranks, join=False, start_method="forkserver")
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + LONGEST
     while not context.join(timeout=1):  # True once all have ended
         if time.monotonic() > deadline:
             for process in context.processes:

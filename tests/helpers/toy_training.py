@@ -1,6 +1,8 @@
 """A regression that trains in a fraction of a second, with its data and its run."""
 
 import json
+import threading
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -97,6 +99,19 @@ def run(
         owns_folder=owns_folder or (lambda: True),
     )
     return model, fit(state, validate=evaluate, resume=resume, hooks=added_hooks)
+
+
+@contextmanager
+def unseen_tensorboard_errors():
+    """Do not report the errors of TensorBoard's threads, which also reach the run, and wait until they have ended."""
+    before, report = threading.enumerate(), threading.excepthook
+    threading.excepthook = lambda issue: None
+    try:
+        yield
+        for thread in set(threading.enumerate()).difference(before):
+            thread.join(timeout=60)
+    finally:
+        threading.excepthook = report
 
 
 def records(run_dir, kind):

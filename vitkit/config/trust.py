@@ -12,6 +12,7 @@ from pathlib import Path
 from vitkit.config.local_imports import find_specs
 from vitkit.errors import ConfigError
 from vitkit.io.atomic import write_atomically
+from vitkit.io.local_cache import locked
 
 logger = logging.getLogger("vitkit")
 _trusted_here: set[str] = set()
@@ -129,12 +130,14 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
     here = Path.cwd().resolve()
     entries |= {f"{_OWN}{item.file}": "" for item in own if Path(item.file).is_relative_to(here)}
     _trusted_here.update(entries)
-    remembered = _remember()
-    if entries.keys() <= remembered.keys():
+    if entries.keys() <= _remember().keys():
         return
     try:
-        text = json.dumps(remembered | entries, indent=2) + "\n"
-        write_atomically(trust_file(), lambda file: file.write(text.encode()), sync=False)
+        file = trust_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.with_suffix(".lock")):  # what another command remembers at the same time must stay
+            text = json.dumps(_remember() | entries, indent=2) + "\n"
+            write_atomically(file, lambda written: written.write(text.encode()), sync=False)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         logger.warning(
             "the code that this config imports cannot be remembered as trusted (%s: %s): later commands on the run "

@@ -47,6 +47,8 @@ _THIS_PROCESS = f"process {uuid.uuid4().hex}"
 """Line in a mark that differs between all processes."""
 # If a machine is lost, its locks stay on an NFS server until their lease ends, by default within 90 seconds.
 _LEASE_SECONDS = 120.0
+# Another process that has locked a folder is waited for so long to name itself; on a full disk it cannot.
+_NAMING_SECONDS = 5.0
 _PACKAGES = ("vitkit", "torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
 
 # Their saved states contain these values: a change would have no effect, or would not fit.
@@ -170,17 +172,26 @@ class FolderLock:
                     error.strerror,
                 )
                 return
-            self._file.seek(0)
-            owner = self._file.read().strip() or "another process"
             raise ConfigError(
-                f"{option} {self.path}: in use by {owner}. Wait until that run has ended, or end it. If its machine "
-                f"is gone and a network file system has kept the lock, remove {self._lock}."
+                f"{option} {self.path}: in use by {self._owner()}. Wait until that run has ended, or end it. If its "
+                f"machine is gone and a network file system has kept the lock, remove {self._lock}."
             ) from error
         with suppress(OSError):  # a lock can be held even if the disk is full
             now = datetime.datetime.now().astimezone()
             owner = f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M:%S %Z}"
             self._file.truncate(0)
             os.write(self._file.fileno(), owner.encode())  # unbuffered, as closing would otherwise try to write again
+
+    def _owner(self) -> str:
+        """Return what the process that has locked the file writes into it, a moment after it has locked it."""
+        deadline = time.monotonic() + _NAMING_SECONDS
+        while True:
+            self._file.seek(0)
+            if owner := self._file.read().strip():
+                return owner
+            if time.monotonic() >= deadline:
+                return "another process"
+            time.sleep(0.05)
 
     def is_mine(self) -> bool:
         """Return whether the folder is still the one that was locked, and not removed or replaced by another."""
