@@ -1,9 +1,11 @@
 import gc
 import logging
 import os
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +40,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available() and "VITKIT_GPU_TESTS" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    # What a test draws, and a fixture of its module, must not depend on which tests its process happened to run before.
+    seed = 4711  # not 0, with which tests draw their models: inputs would be like the weights
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 @pytest.fixture

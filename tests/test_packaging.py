@@ -40,7 +40,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
             (work / "source" / name).write_bytes((ROOT / name).read_bytes())
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"  # as pip and build do
     command = [sys.executable, "-c", build, str(work)]
-    result = subprocess.run(command, cwd=work / "source", capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, cwd=work / "source", capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-2000:]
     (path,) = work.glob("vitkit-*.whl")
     return zipfile.ZipFile(path)

@@ -30,7 +30,7 @@ def hold(path: Path) -> None:
         time.sleep(20)
         os._exit(0)
     (path / "locked").touch()
-    time.sleep(60)
+    time.sleep(600)
     lock.release()
 
 

@@ -197,7 +197,7 @@ def measure(part: str, count: int) -> Growth:
         run()
         ended, peak = resource.getrusage(resource.RUSAGE_SELF), read_status("VmHWM")
     seconds = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
-    return Growth(seconds, peak, peak - before)
+    return Growth(seconds, peak, max(peak - before, 0))  # Linux counts pages only roughly
 
 
 def read_status(name: str) -> int:
