@@ -40,6 +40,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    # Before fixtures of all scopes: otherwise what a test draws depends on the tests before it in its process, and with
+    # several processes on their timing.
+    torch.manual_seed(1)
+
+
 @pytest.fixture
 def gpu() -> torch.device:
     """Return the GPU; with VITKIT_GPU_TESTS=cpu the CPU, so that the tests themselves can be tested without a GPU."""
