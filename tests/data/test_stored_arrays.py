@@ -128,6 +128,21 @@ def test_changed_file_is_read_again_and_a_touched_one_is_not(file, reads):
     assert len(list((file.parent / "cache" / "annotations").glob("*/arrays.*"))) == 1
 
 
+def test_file_that_is_replaced_while_it_is_read_is_read_again(file, reads, monkeypatch):
+    read_once = CocoDetection._read
+
+    def overtaken(self, **arguments):
+        result = read_once(self, **arguments)
+        if len(reads) == 1:
+            write(file.parent, scale=2)
+        return result
+
+    monkeypatch.setattr(CocoDetection, "_read", overtaken)
+    before, after = read(file)._boxes_xyxy, read(file)._boxes_xyxy
+    assert not np.array_equal(before, after) and len(reads) == 2
+    assert np.array_equal(read(file)._boxes_xyxy, after) and len(reads) == 2
+
+
 def test_other_settings_have_an_index_of_their_own(file, reads):
     assert len(read(file)) == 3 and len(read(file, first=1)) == 1 and len(read(file, names=["1*"])) == 1
     assert len(reads) == 3

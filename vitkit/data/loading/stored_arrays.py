@@ -49,8 +49,9 @@ def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], d
         with locked(folder / _LOCK, f"{file.name}: waiting for another process, which reads it"):
             if (found := _find(folder, file)) is not None:
                 return found
+            state = _state(file)
             built = build()
-            return _store(folder, file, built)
+            return _store(folder, file, state, built)
     except OSError as error:
         # What `build` reads raises DataError, so this is about the cache, which may be one that can only be read.
         if built is None and (found := _find(folder, file)) is not None:
@@ -88,8 +89,11 @@ def _map(path: Path, dtype: str, shape: list[int]) -> np.ndarray:
     return map_file(os.open(path, os.O_RDONLY), np.dtype(dtype), tuple(shape)) if size else np.empty(shape, dtype)
 
 
-def _store(folder: Path, file: Path, built: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what was built, and return it as it is read."""
+def _store(folder: Path, file: Path, state: list[int], built: dict[str, Any]) -> dict[str, Any]:
+    """Write what was built of a file that had this state, and return it as it is read."""
+    checksum = _checksum(file)
+    if _state(file) != state:  # It was replaced in between: what is stored would pass for the new file's.
+        return built
     arrays = {name: np.ascontiguousarray(value) for name, value in built.items() if isinstance(value, np.ndarray)}
     # In a new folder, since other processes may have mapped what an earlier version of the file was made into.
     data = Path(tempfile.mkdtemp(dir=folder, prefix="arrays."))
@@ -98,8 +102,8 @@ def _store(folder: Path, file: Path, built: Mapping[str, Any]) -> dict[str, Any]
             (data / name).write_bytes(array.reshape(-1).view(np.uint8))
         index = {
             "file": str(file),
-            "state": _state(file),
-            "checksum": _checksum(file),
+            "state": state,
+            "checksum": checksum,
             "values": {name: value for name, value in built.items() if name not in arrays},
             "arrays": {name: (f"{data.name}/{name}", a.dtype.str, a.shape) for name, a in arrays.items()},
         }
