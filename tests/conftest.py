@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     # What a test draws, and a fixture of its module, must not depend on which tests its process happened to run before.
-    seed = 4711  # not 0, with which tests draw their models: inputs would be like the weights
+    seed = 1  # not 0, with which tests draw their models: inputs would be like the weights
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
