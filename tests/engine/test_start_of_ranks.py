@@ -73,9 +73,9 @@ def ranks_that_differ(folder: Path) -> dict:
         "data": message_of(check_same_data, {"data.train": same, "data.val": own}),
         "same data": message_of(check_same_data, {"data.train": same}),
     }
-    own_time, own_version = alike.time, alike.version
+    own_time = alike.time
     alike.time = SimpleNamespace(time=lambda: 1e9 + 3600 * is_other)
-    alike.version = lambda name: "0.0.1" if is_other else own_version(name)
+    alike.__version__ = "0.0.1" if is_other else "0.2.0"
     results["same config"] = message_of(check_same_start, {"train": {}})
     alike.time = own_time
     run(folder / "shards", "fsdp", epochs=1, sharded_checkpoints=True)

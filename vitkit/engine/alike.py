@@ -9,12 +9,12 @@ import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vitkit import __version__
 from vitkit.config import cfg_diff
 from vitkit.distributed import barrier, broadcast_object, gather_objects, world_size
 from vitkit.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ def check_same_start(config: Mapping[str, Any]) -> None:
         return
     config = json.loads(json.dumps(config))
     changed = cfg_diff(broadcast_object(config), config)
-    versions = {"vitkit": version("vitkit"), "torch": torch.__version__, "Python": platform.python_version()}
+    versions = {"vitkit": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     barrier()  # so that the clocks are read at one time
     per_rank = gather_objects((_host(), changed, versions, time.time()))
     failure = None

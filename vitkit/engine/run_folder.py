@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vitkit import __version__
 from vitkit.config import cfg_diff, value_at
 from vitkit.config.schema import MISSING
 from vitkit.devices import describe_processor, device_name
@@ -49,7 +50,7 @@ _THIS_PROCESS = f"process {uuid.uuid4().hex}"
 _LEASE_SECONDS = 120.0
 # Another process that has locked a folder is waited for so long to name itself; on a full disk it cannot.
 _NAMING_SECONDS = 5.0
-_PACKAGES = ("vitkit", "torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
 
 # Their saved states contain these values: a change would have no effect, or would not fit.
 _FIXED = ("optimizer", "schedule", "train.strategy", "train.lora")
@@ -405,7 +406,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
 
 
 def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"vitkit": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
+from vitkit import __version__
 from vitkit.apps.deployment.prompted import text_digest
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
@@ -30,7 +30,7 @@ def describe(
         license: the license of the weights; None if unknown.
     """
     about = {
-        "vitkit": version("vitkit"),
+        "vitkit": __version__,
         "model": name,
         "type": type(predictor.model).__name__,
         "license": license,

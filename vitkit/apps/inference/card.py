@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from vitkit import model_zoo
+from vitkit import __version__, model_zoo
 from vitkit.apps.inference.language import LanguageModel, MaskFiller
 from vitkit.apps.inference.load import Loaded, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
@@ -50,7 +49,7 @@ def save_metrics(path: Path, measured: Measured, weights: str | Path) -> None:
         DataError: the file cannot be written.
     """
     digest = file_digest(Path(weights), "sha256") if Path(weights).is_file() else None
-    content = {"vitkit": version("vitkit"), "weights": str(weights), "sha256": digest, **measured._asdict()}
+    content = {"vitkit": __version__, "weights": str(weights), "sha256": digest, **measured._asdict()}
     content["metrics"] = {name: value if is_measured(value) else None for name, value in measured.metrics.items()}
     write_text(path, json.dumps(content, indent=2) + "\n")
 
@@ -197,7 +196,7 @@ def make_card(
         eval_results=results or None,
         **_license_fields(license),
     )
-    about = f"{kind}{f', trained on {data}' if data else ''}; {WRITTEN} {version('vitkit')}."
+    about = f"{kind}{f', trained on {data}' if data else ''}; {WRITTEN} {__version__}."
     parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name}", about, "## Use", usage, *_classes(loaded)]
     parts += ["## Metrics", _metrics(measured, entry), "## License"]
     parts.append(license or "The license of the weights is not stated.")
