@@ -11,9 +11,10 @@ Methods (default: distil with --teacher, else dino):
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
 What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md, as far as it ran.
-After an hour on 205 photos, AP with 20 labels is 0.369 for a small ViT by mae (random weights: 0.227 and 0.004, and
-0.249 with 100 labels), and 0.378 for a ResNet-18 by distil (random weights: 0.361, and 0.369 with 100; subsets of 20
-photos differ by as much, so that no saving of labels is shown). From ImageNet's weights it is 0.408 with 20 labels.
+After an hour on 205 photos, AP with 20 labels is 0.378 for a ResNet-18 by distil, which random weights have with 100
+(0.369; 0.361 with 20), 0.344 by dino, and 0.369 for a small ViT by mae (random weights: 0.129, and 0.267 with 100).
+From ImageNet's weights it is 0.411, and 0.456 from random weights that train for this hour themselves: with so few
+photos, train longer first. What an hour is worth with thousands of photos was not measured.
 
 Examples:
     vitkit pretrain photos --hours 1
