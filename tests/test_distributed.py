@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.processes import LONGEST, PROCESSES, on_ranks
+from helpers.processes import PROCESS_TIMEOUT, PROCESSES, on_ranks
 from torch import nn
 
 from vitkit import distributed
@@ -175,7 +175,7 @@ def test_machines_are_watched_by_a_connection_of_which_strangers_have_no_part(wa
         stranger.sendall(b"something 5 else\n")
     with socket.create_connection(("127.0.0.1", int(port))) as machine:
         machine.sendall(f"{token} 3 node7\n".encode())
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + PROCESS_TIMEOUT
     while not watched and time.monotonic() < deadline:
         time.sleep(0.01)
     ((name, options),) = watched
@@ -276,7 +276,7 @@ def joining(port: int, *starts: tuple[int, int]) -> Iterator[list]:
 
 def statuses(processes: list) -> list[int | None]:
     for process in processes:
-        process.join(timeout=LONGEST)
+        process.join(timeout=PROCESS_TIMEOUT)
     return [process.exitcode for process in processes]
 
 

@@ -449,6 +449,18 @@ class LearnsFromItself(Protocol):
         """Return the parameters of the student's last layer, which is frozen at first."""
 
 
+@runtime_checkable
+class CentersTeacher(Protocol):
+    """A criterion that compares a student with its teacher, whose outputs it centers and sharpens."""
+
+    teacher_temperature: float | None
+    """Temperature of the teacher's softmax, set before each epoch; None: nothing has set it."""
+
+    def update_center(self, center: Tensor, *, step_taken: bool = True) -> None:
+        """Move the center, in place, towards the mean of the teacher's outputs since the last call, if the optimizer
+        took the step."""
+
+
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 

@@ -1,4 +1,4 @@
-"""A clock that only moves when it is told to: what a test says about times is then true on a busy machine, too."""
+"""A fake clock, so that what a test asserts about times does not depend on how busy the machine is."""
 
 
 class Clock:

@@ -16,8 +16,8 @@ from vitkit.distributed import close_distributed
 
 PROCESSES = multiprocessing.get_context("forkserver")
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 600.0
-"""Seconds after which processes are taken to hang: many times what they take on a slow machine that others use, too."""
+PROCESS_TIMEOUT = 600.0
+"""Timeout in seconds of tests' processes, many times what they take on a slow and busy machine."""
 # A run imports all that a config may name.
 REGISTERED = [
     f"vitkit.{package}.{path.stem}"
@@ -54,7 +54,7 @@ def run_forked(job: Callable[..., None], *args) -> tuple[int, str]:
     with tempfile.NamedTemporaryFile("r") as output:
         process = PROCESSES.Process(target=print_to, args=(output.name, dict(os.environ), job, *args))
         process.start()
-        process.join(LONGEST)
+        process.join(PROCESS_TIMEOUT)
         if process.is_alive():
             process.kill()
             pytest.fail(f"{job.__name__} does not end: {output.read()[-2000:]}")
@@ -102,7 +102,7 @@ def on_ranks(ranks: int, folder: Path, job: Callable) -> list:
     """Run a function of a folder on several gloo ranks; return the result of each."""
     arguments = (str(folder), ranks, job)
     context = torch.multiprocessing.start_processes(start_rank, arguments, ranks, join=False, start_method="forkserver")
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + PROCESS_TIMEOUT
     while not context.join(timeout=1):  # True once all have ended
         if time.monotonic() > deadline:
             for process in context.processes:

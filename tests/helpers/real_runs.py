@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from helpers.ports import reserve_port
-from helpers.processes import LONGEST, PROCESSES
+from helpers.processes import PROCESS_TIMEOUT, PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
 from vitkit.distributed import rank, world_size
@@ -114,7 +114,7 @@ def start(
 
 
 def finish(processes: list) -> list[int]:
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + PROCESS_TIMEOUT
     for process in processes:
         process.join(timeout=max(0, deadline - time.monotonic()))
     hanging = [process for process in processes if process.is_alive()]
@@ -136,12 +136,13 @@ def losses_of(run: str) -> dict[int, float]:
 
 
 def wait_for_step(run: str, step: int, processes: list) -> None:
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + PROCESS_TIMEOUT
     while reached(run) < step and all(process.is_alive() for process in processes) and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
-def of_ranks(ranks: int) -> list[str]:
+def share_batch(ranks: int) -> list[str]:
+    """Return the override by which so many ranks train on batches of 4 images in all."""
     return [f"data.images_per_gpu={4 // ranks}"]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.real_runs import assert_same, die_in, finish, log_of, of_ranks, start, wait_for_step
+from helpers.real_runs import assert_same, die_in, finish, log_of, share_batch, start, wait_for_step
 
 from vitkit.weights import read_checkpoint
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     for ranks in (1, 2):
-        assert finish(start("recipe.py", "--run-dir", f"whole{ranks}", *of_ranks(ranks), ranks=ranks)) == [0] * ranks
+        assert finish(start("recipe.py", "--run-dir", f"whole{ranks}", *share_batch(ranks), ranks=ranks)) == [0] * ranks
     os.chdir(before)
     return folder
 
@@ -79,7 +79,7 @@ def test_killed_run_equals_an_uninterrupted_one(ranks, steps, workers):
     run = f"killed{ranks}-{steps[0]}"
     # Forked workers end with a trainer that is killed.
     workers = [f"data.num_workers={workers}", "data.start_workers=fork"]
-    argv = ["recipe.py", "--run-dir", run, *of_ranks(ranks), *workers]
+    argv = ["recipe.py", "--run-dir", run, *share_batch(ranks), *workers]
     for step in steps:
         processes = start(*argv, ranks=ranks)
         wait_for_step(run, step, processes)

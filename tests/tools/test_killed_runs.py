@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.forked_python import forked_python
 from helpers.ports import reserve_port
-from helpers.processes import LONGEST
+from helpers.processes import PROCESS_TIMEOUT
 from helpers.real_runs import (
     CONFIG,
     LAST_STEP,
@@ -22,8 +22,8 @@ from helpers.real_runs import (
     die_in,
     finish,
     hold_after,
-    of_ranks,
     reached,
+    share_batch,
     start,
     wait_for_step,
 )
@@ -46,7 +46,7 @@ def folder(tmp_path_factory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     for ranks in (1, 2):
-        assert finish(start("tiny.py", "--run-dir", f"whole{ranks}", *of_ranks(ranks), ranks=ranks)) == [0] * ranks
+        assert finish(start("tiny.py", "--run-dir", f"whole{ranks}", *share_batch(ranks), ranks=ranks)) == [0] * ranks
     os.chdir(before)
     return folder
 
@@ -62,7 +62,7 @@ def in_folder(folder, monkeypatch):
 def test_run_killed_at_random_moments_equals_an_uninterrupted_one(ranks, seed):
     draw = random.Random(seed)
     run = f"killed{ranks}-{seed}"
-    argv = ["tiny.py", "--run-dir", run, *of_ranks(ranks)]
+    argv = ["tiny.py", "--run-dir", run, *share_batch(ranks)]
     for step in sorted(draw.sample(range(1, LAST_STEP), 3)):
         processes = start(*argv, ranks=ranks)
         wait_for_step(run, step, processes)
@@ -90,7 +90,7 @@ needs_newer_torch = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards no model among CPU processes"
 )
 # Saving takes most of the time of such a run, here within the second epoch and at the end of each.
-SHARDED = ["train.strategy=fsdp", "train.sharded_checkpoints=true", "train.save_every_steps=6", *of_ranks(2)]
+SHARDED = ["train.strategy=fsdp", "train.sharded_checkpoints=true", "train.save_every_steps=6", *share_batch(2)]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
         "tiny.py",
         "--run-dir",
         run,
-        *of_ranks(ranks),
+        *share_batch(ranks),
         "train.save_every_steps=none",
         "data.num_workers=1",
         "data.start_workers=fork",
@@ -255,7 +255,7 @@ def agent(run: str, *options: str, python: Path, ranks: str | None = None, **var
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
     environment["PYTHON_EXEC"] = ranks or str(python)  # torchrun starts ranks with it
     return subprocess.Popen(
-        [*command, *of_ranks(2), "--run-dir", run, "--device", "cpu"],
+        [*command, *share_batch(2), "--run-dir", run, "--device", "cpu"],
         env={**os.environ, **environment, **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -266,7 +266,7 @@ def agent(run: str, *options: str, python: Path, ranks: str | None = None, **var
 def torchrun(run: str, *options: str, **interpreters) -> tuple[int, str]:
     """Run one agent with two processes; return its exit status and all output."""
     process = agent(run, "--standalone", "--nproc-per-node", "2", *options, **interpreters)
-    said = process.communicate(timeout=LONGEST)[1]
+    said = process.communicate(timeout=PROCESS_TIMEOUT)[1]
     return process.returncode, said
 
 
@@ -297,7 +297,7 @@ def test_run_on_two_machines_resumes_automatically(slurm, python):
     run = "restarted_slurm" if slurm else "restarted2"
     agents = [agent(run, *options, python=python, **job) for job in jobs]
     try:
-        said = [process.communicate(timeout=LONGEST)[1] for process in agents]
+        said = [process.communicate(timeout=PROCESS_TIMEOUT)[1] for process in agents]
     finally:
         for process in agents:
             process.kill()

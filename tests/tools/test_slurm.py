@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.forked_python import forked_python
 from helpers.ports import reserve_port
-from helpers.processes import LONGEST
+from helpers.processes import PROCESS_TIMEOUT
 from helpers.real_runs import CONFIG, reached
 
 from vitkit.weights import read_checkpoint
@@ -84,7 +84,7 @@ def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypat
             )
 
     job = start(0)
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + PROCESS_TIMEOUT
     while reached("run") < 5 and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(job.pid, signal.SIGTERM)  # as scontrol requeue does
@@ -92,7 +92,7 @@ def test_a_job_of_two_machines_continues_when_it_is_requeued(tmp_path, monkeypat
         time.sleep(0.1)
     step = read_checkpoint("run/last.pth")["progress"]["step"]
     assert step == 6, Path("output.txt").read_text()[-3000:]
-    assert start(1).wait(LONGEST) == 0, Path("output.txt").read_text()[-3000:]
+    assert start(1).wait(PROCESS_TIMEOUT) == 0, Path("output.txt").read_text()[-3000:]
     progress = read_checkpoint("run/last.pth")["progress"]
     assert (progress["epoch"], progress["step"]) == (3, 12)
     starts = json.loads(Path("run", "run.json").read_text())["starts"]

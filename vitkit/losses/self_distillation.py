@@ -75,11 +75,7 @@ class SelfDistillationLoss(Criterion):
         return {"distillation": loss}
 
     def update_center(self, center: Tensor, *, step_taken: bool = True) -> None:
-        """Move the center towards the mean of the teacher's logits in the step's batches of all ranks, in place.
-
-        Args:
-            step_taken: whether the optimizer took the step; the batches of a skipped one do not count.
-        """
+        """See `vitkit.protocols.CentersTeacher`; the mean is over the step's batches of all ranks."""
         if step_taken and self._batch_means:
             # All batches have the same size, so the mean of their means is that of all images.
             mean = all_reduce_mean(torch.stack(self._batch_means).mean(0))

@@ -13,7 +13,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.errors import ConfigError
-from vitkit.protocols import LearnsFromItself
+from vitkit.protocols import CentersTeacher, LearnsFromItself
 from vitkit.registry import HOOKS
 
 logger = logging.getLogger("vitkit")
@@ -32,8 +32,8 @@ class SelfDistillationSchedules(Hook):
     is updated. Momentum and weight decay follow half a cosine over the steps of the run, the teacher's temperature is
     one for each epoch. All depend only on the progress, so a resumed run continues as if it had not been interrupted.
 
-    The model is a `vitkit.protocols.LearnsFromItself` with a buffer `center`, and its criterion has
-    `teacher_temperature` and `update_center(center)`, as `SelfDistillation` and `SelfDistillationLoss`.
+    The model is a `vitkit.protocols.LearnsFromItself` with a buffer `center`, and its criterion a
+    `vitkit.protocols.CentersTeacher`, as `SelfDistillation` and `SelfDistillationLoss` are.
 
     Args:
         momentum: the teacher's at the first step; 1 at the end. For batches smaller than 1024 images it is larger, such
@@ -92,9 +92,8 @@ class SelfDistillationSchedules(Hook):
         Raises:
             ConfigError: the model or its criterion has no teacher.
         """
-        is_taught, is_centered = isinstance(run.model, LearnsFromItself), hasattr(run.criterion, "update_center")
-        for part, has_teacher in ((run.model, is_taught), (run.criterion, is_centered)):
-            if not has_teacher:
+        for part, contract in ((run.model, LearnsFromItself), (run.criterion, CentersTeacher)):
+            if not isinstance(part, contract):
                 raise ConfigError(
                     f"train.hooks: SelfDistillationSchedules: {type(part).__name__} has no teacher. It is for "
                     "model.type=SelfDistillation with criterion.type=SelfDistillationLoss."
