@@ -10,7 +10,7 @@ Methods (default: distil with --teacher, else dino):
     distil  learn the features of a frozen teacher whose weights there are: the most in a short time
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
-What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md, as far as it ran.
+What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md.
 After an hour on 205 photos, AP with 20 labels is 0.378 for a ResNet-18 by distil, which random weights have with 100
 (0.369; 0.361 with 20), 0.344 by dino, and 0.369 for a small ViT by mae (random weights: 0.129, and 0.267 with 100).
 From ImageNet's weights it is 0.411, and 0.456 from random weights that train for this hour themselves: with so few
