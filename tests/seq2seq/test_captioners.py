@@ -261,6 +261,16 @@ def test_cached_features_give_exactly_the_outputs_of_the_images(kind, tmp_path):
     assert model.generate(on_the_fly.inputs) == model.generate(cached.inputs)
 
 
+def test_fused_model_reads_features_that_were_stored_before():
+    model = build("soft", freeze_backbone=True).eval()
+    key = torch.tensor(model.weights_key())
+    model.load_state_dict(model.state_dict())  # as in a later evaluation: the fingerprint is not computed yet
+    fused, features = model.fused_copy(), torch.zeros(2, 128, 4, 4)
+    fused(targets_in(), features=features, features_key=key)
+    with pytest.raises(DataError, match="from a backbone with other weights"):
+        fused(targets_in(), features=features, features_key=key + 1)
+
+
 def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
     features = torch.zeros(2, 128, 4, 4)
     model = build("soft", freeze_backbone=True)

@@ -123,6 +123,13 @@ class Captioner(ModelOnBackbone, TextGenerator):
             self.backbone.weights_key = network_key(self.backbone, self.feature)
         return self.backbone.weights_key
 
+    def fuse(self) -> "Captioner":
+        """See `Model`; features that were stored before remain those of this backbone."""
+        key = self.weights_key() if self.freeze_backbone else None
+        super().fuse()
+        self.backbone.weights_key = key
+        return self
+
     @torch.no_grad()
     def feature_maps(self, batches: Iterator[Any], device: torch.device | str) -> Iterator[Tensor]:
         """Yield the feature maps (B, C, h, w) float32 of batches of images, to be stored."""
