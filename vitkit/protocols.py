@@ -261,10 +261,11 @@ class Model(nn.Module):
         return self
 
     def fused_copy(self) -> "Model":
-        """Return a copy that is fused, see `fuse`, and shares with this model all tensors that folding does not
-        change; a copy of a fused model is fused already."""
-        tensors = (*self.parameters(), *self.buffers())
-        copied = copy.deepcopy(self, {id(tensor): tensor for tensor in tensors})
+        """Return a copy that is fused, see `fuse`, and shares with this model the memory of all tensors that folding
+        does not change; its parameters require no gradients. A copy of a fused model is fused already."""
+        # Parameters are objects of their own: converting the copy to another type or device must not change this model.
+        parameters = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self.parameters()}
+        copied = copy.deepcopy(self, {**parameters, **{id(buffer): buffer for buffer in self.buffers()}})
         return copied if self.is_fused else copied.fuse()
 
     def train(self, mode: bool = True) -> "Model":

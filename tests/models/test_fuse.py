@@ -229,9 +229,19 @@ def test_copies_and_other_types_of_a_fused_model_compute_the_same():
 def test_fused_copy_shares_what_it_does_not_fold():
     model = dense_model("DETR").eval()
     fused = model.fused_copy()
-    assert fused.head.class_embed.weight is model.head.class_embed.weight
+    assert fused.head.class_embed.weight.data_ptr() == model.head.class_embed.weight.data_ptr()
     assert not model.is_fused
     assert fused.is_fused
+
+
+def test_what_is_done_to_a_fused_copy_does_not_change_the_model():
+    model = dense_model("DETR").eval()
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    fused = model.fused_copy()
+    assert not any(parameter.requires_grad for parameter in fused.parameters())
+    fused.double()
+    assert [parameter.requires_grad for parameter in model.parameters()] == trained
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 class OwnBackbone(nn.Module):
