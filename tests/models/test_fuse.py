@@ -350,6 +350,13 @@ def test_learned_scale_that_is_watched_is_not_folded():
     assert seen == ["scale"]
 
 
+def test_branch_that_is_watched_is_not_merged():
+    block, seen = RepBlock(4).eval(), []
+    block.conv2.register_forward_hook(lambda *_: seen.append("branch"))
+    block.fused()(torch.zeros(1, 4, 8, 8))
+    assert seen == ["branch"]
+
+
 def test_what_is_watched_is_not_folded():
     model = dense_model("DETR").eval()
     seen = []

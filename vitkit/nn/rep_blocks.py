@@ -11,7 +11,7 @@ from torchvision.ops import Conv2dNormActivation
 
 from vitkit.kernels.norm_activation import norm_silu
 from vitkit.nn.fusion import FusedConv, can_fold, fold
-from vitkit.nn.layers import conv_norm, merge_norm_unrounded
+from vitkit.nn.layers import conv_norm, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
 
@@ -55,7 +55,8 @@ class RepBlock(nn.Module):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.Fuses`: one convolution."""
-        if not (can_fold(*self.conv1) and can_fold(*self.conv2)):
+        branches = (self.conv1, self.conv2)
+        if not all(can_fold(*branch) and not is_watched(branch) for branch in branches):
             return self
         (weight, bias), (weight2, bias2) = merge_norm_unrounded(*self.conv1), merge_norm_unrounded(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the center.
