@@ -78,6 +78,13 @@ def test_no_image_gives_no_output(fast_calls):
     assert convolution(x[:0], weight, bias, settings, cache={}).shape == (0, 16, 13, 9)
 
 
+def test_gradient_reaches_a_residual_alone(fast_calls):
+    x, weight, bias, settings = layer(activation=RELU)
+    residual = torch.full((2, 16, 13, 9), 50.0, requires_grad=True)
+    convolution(x, weight, bias, settings, residual=residual, cache={}).sum().backward()
+    assert (residual.grad == 1).all() and not fast_calls
+
+
 def test_gradients_other_types_autocast_and_compilers_run_the_definition(fast_calls, monkeypatch):
     x, weight, bias, settings = layer(kernel=3, padding=1, activation="silu")
     expected = F.silu(F.conv2d(x, weight, bias, padding=1))

@@ -38,21 +38,21 @@ def convolution(
     Returns:
         (B, D, H', W').
     """
-    if not _runs_onednn(x, weight) or (residual is not None and not onednn.adds_before(settings.activation)):
+    if not _runs_onednn(x, weight, residual) or (residual is not None and not onednn.adds_before(settings.activation)):
         return plain.convolution(x, weight, bias, settings, residual)
     if "weight" not in cache:
         cache["weight"] = onednn.prepare(weight, settings, x.shape)
     return onednn.convolution(x, cache["weight"], bias, settings, residual)
 
 
-def _runs_onednn(x: Tensor, weight: Tensor) -> bool:
+def _runs_onednn(x: Tensor, weight: Tensor, residual: Tensor | None) -> bool:
     return (
         not plain_only()
         and not is_traced()
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, residual)))
         and torch.backends.mkldnn.enabled
         and _is_available()
     )
