@@ -21,6 +21,7 @@ import argparse
 import importlib
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -36,7 +37,7 @@ from vitkit.text_format import pluralize
 from vitkit.tools.common import check_out, one_of, positive
 
 if TYPE_CHECKING:
-    from vitkit.tools.benchmark.timing import OnnxFromOutside, Row
+    from vitkit.tools.benchmark.timing import OnnxFromOutside, Options, Row
 
 PARTS = {
     "detr": "models",
@@ -104,7 +105,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = f"how each of them is run, {', '.join(ROWS)} (default: all that can be measured here)"
     latency.add_argument("--rows", choices=ROWS, nargs="+", default=[], metavar="ROW", help=text)
     latency.add_argument(
-        "--batch", type=positive, nargs="+", default=[1], metavar="N", help="images at once (default: 1)"
+        "--batch", type=positive, nargs="+", default=[], metavar="N", help="images at once (default: 1)"
     )
     text = "ONNX files from outside, which take images, with their published COCO AP"
     latency.add_argument("--onnx", type=outside_file, nargs="+", default=[], metavar="NAME[:AP]=FILE", help=text)
@@ -119,7 +120,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
-    of_latency = {f"--{name}": getattr(args, name) for name in ("models", "rows", "onnx", "plot")}
+    of_latency = {f"--{name}": getattr(args, name) for name in ("models", "rows", "batch", "onnx", "plot")}
     if args.parts and "latency" not in args.parts and (given := [name for name, value in of_latency.items() if value]):
         parser.error(f"{given[0]}: is for the part latency; expected it among {' '.join(args.parts)}")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -149,7 +150,9 @@ def outside_file(text: str) -> OnnxFromOutside:
     try:
         published = float(ap) if ap else None
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: AP is {ap!r}; expected a number in percent") from None
+        published = math.nan
+    if published is not None and not 0 <= published <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r}: AP is {ap!r}; expected a number in percent")
     if not Path(path).is_file():
         raise argparse.ArgumentTypeError(f"{text!r}: no file '{path}'")
     return OnnxFromOutside(name, published, Path(path))
@@ -157,15 +160,18 @@ def outside_file(text: str) -> OnnxFromOutside:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    parts = [part for part in PARTS if part in args.parts or not args.parts]
     try:
         check_out("--out", args.out)
         check_out("--plot", args.plot and Path(args.plot))
+        if "latency" in parts:
+            importlib.import_module("vitkit.tools.benchmark.latency").check_options(make_options(args))
     except VitkitError as error:
         sys.exit(error_line(error))
     rows: list[Row] = []
     machine, header = describe_machine(args), None
     print(f"{machine}\n", flush=True)
-    for part in [part for part in PARTS if part in args.parts or not args.parts]:
+    for part in parts:
         for threads in args.threads:
             setting = f"{pluralize(threads, 'threads')}" if len(args.threads) > 1 else ""
             print(f"measuring {part}{setting and ', '}{setting} ...", file=sys.stderr, flush=True)
@@ -186,17 +192,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.plot:
         from vitkit.tools.benchmark.latency_plot import plot_latencies
 
-        plot_latencies(rows, Path(args.plot), title=machine)
+        try:
+            plot_latencies(rows, Path(args.plot), title=machine)
+        except VitkitError as error:
+            sys.exit(error_line(error))
 
 
 def measure(part: str, args: argparse.Namespace, threads: int) -> list[Row]:
     """Measure one part in this process; return its rows."""
     import torch
 
+    torch.set_num_threads(threads)
+    return importlib.import_module(f"vitkit.tools.benchmark.{PARTS[part]}").measure(part, make_options(args))
+
+
+def make_options(args: argparse.Namespace) -> Options:
     from vitkit.tools.benchmark.timing import Options
 
-    torch.set_num_threads(threads)
-    options = Options(
+    return Options(
         repeats=args.repeats,
         device=args.device,
         precision=args.precision,
@@ -205,10 +218,9 @@ def measure(part: str, args: argparse.Namespace, threads: int) -> list[Row]:
         images=args.images,
         models=args.models,
         rows=args.rows,
-        batch_sizes=args.batch,
+        batch_sizes=args.batch or [1],
         onnx=args.onnx,
     )
-    return importlib.import_module(f"vitkit.tools.benchmark.{PARTS[part]}").measure(part, options)
 
 
 def describe_machine(args: argparse.Namespace) -> str:

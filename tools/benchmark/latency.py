@@ -307,11 +307,27 @@ def chosen_forms(options: Options) -> dict[str, Form]:
     return chosen
 
 
+def check_options(options: Options) -> None:
+    """Check what is asked for before anything is measured.
+
+    Raises:
+        ConfigError: see `chosen_forms`; or nothing that is measured runs the files from outside.
+        CheckpointError, DataError: a file from outside cannot be read, or takes something else than a batch of images.
+    """
+    forms = chosen_forms(options) if options.rows else FORMS[options.device]
+    for file, batch_size in product(options.onnx, options.batch_sizes):
+        inputs_from_outside(file, batch_size)
+    if options.onnx and not forms.keys() & OUTSIDE.keys():
+        raise ConfigError(
+            f"--onnx: files from outside are run by {' and '.join(OUTSIDE)}; got the rows {', '.join(forms)}. Add one "
+            "of them to --rows, on the device cpu, or leave --onnx out."
+        )
+
+
 def measure(part: str, options: Options) -> list[Row]:
     """Measure models and files from outside; `part` is the only one, "latency"."""
+    check_options(options)
     forms, rows = chosen_forms(options), []
-    for file, batch_size in product(options.onnx, options.batch_sizes):
-        inputs_from_outside(file, batch_size)  # so that an error comes before anything is measured
     for batch_size in options.batch_sizes:
         setting = f"batch {batch_size}" if batch_size > 1 else ""
         for name in MODELS if "all" in options.models else options.models or DEFAULT_MODELS:

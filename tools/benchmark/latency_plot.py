@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
+from vitkit.errors import DataError
 from vitkit.tools.benchmark.timing import Row
 from vitkit.visualization.canvas import save_figure
 
@@ -36,8 +37,12 @@ def plot_latencies(rows: Sequence[Row], out_path: str | Path, *, title: str) -> 
     Args:
         rows: those without a published AP or a time are left out.
         out_path: the PNG's path; its folder is made.
+    Raises:
+        DataError: no row has both.
     """
     rows = [row for row in rows if row.published_ap is not None and row.seconds is not None]
+    if not rows:
+        raise DataError(f"--plot {out_path}: there is no row with a published AP that could be measured.")
     settings = list(dict.fromkeys(row.setting for row in rows))
     figure = Figure(figsize=(8.4 * len(settings), 5.6), layout="constrained")
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

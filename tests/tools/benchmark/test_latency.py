@@ -144,13 +144,32 @@ def test_a_file_that_takes_something_else_is_named_before_anything_is_measured(s
         ),
         (["latency", "--onnx", "missing.onnx"], "expected NAME=FILE or NAME:AP=FILE, such as YOLO11n:39.5=a.onnx"),
         (["latency", "--onnx", "a:high=setup.cfg"], "AP is 'high'; expected a number in percent"),
+        (["latency", "--onnx", "a:nan=setup.cfg"], "AP is 'nan'; expected a number in percent"),
+        (["latency", "--onnx", "a:-5=setup.cfg"], "AP is '-5'; expected a number in percent"),
         (["detr", "--plot", "a.png"], "--plot: is for the part latency; expected it among detr"),
+        (["detr", "--batch", "4"], "--batch: is for the part latency; expected it among detr"),
     ],
 )
 def test_wrong_options_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit):
         benchmark.parse_args(arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_file_that_no_row_runs_is_named(device, tmp_path):
+    file = OnnxFromOutside("a", None, write_onnx(tmp_path / "a.onnx", [1, 3, 8, 8]))
+    with pytest.raises(
+        ConfigError, match=r"--onnx: files from outside are run by onnxruntime and openvino; got the rows"
+    ):
+        latency.check_options(Options(device=device, rows=["vitkit"], onnx=[file]))
+
+
+def test_options_of_a_later_part_are_checked_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "measure", None)
+    monkeypatch.setattr(latency, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"error: --rows openvino: no package openvino"):
+        benchmark.main(["decoding", "latency", "--rows", "openvino"])
 
 
 def test_parts_may_follow_the_numbers_of_threads():
@@ -204,6 +223,12 @@ def test_rows_are_written_as_json_and_drawn_for_each_number_of_threads(tmp_path,
     assert Row(**report["rows"][0]) == ROWS[0]._replace(setting="1 thread") and report["machine"]
     assert "| YOLO11n, 640x640, 2 threads |" in (tmp_path / "table.md").read_text()
     assert Image.open(tmp_path / "plot").width > 1500
+
+
+def test_a_figure_without_a_row_is_an_error_in_one_line(tmp_path):
+    rows = [ROWS[3], ROWS[0]._replace(published_ap=None)]
+    with pytest.raises(DataError, match="--plot .*a.png: there is no row with a published AP that could be measured"):
+        plot_latencies(rows, tmp_path / "a.png", title="a processor")
 
 
 def test_figure_has_a_line_for_each_form_through_the_models_that_no_other_beats(tmp_path):
