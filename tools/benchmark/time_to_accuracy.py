@@ -28,7 +28,7 @@ from vitkit.apps.starter.child_runs import run_to_end, time_steps
 from vitkit.config import load_config
 from vitkit.devices import describe_processor
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
-from vitkit.errors import DataError
+from vitkit.errors import CheckpointError, DataError
 from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
@@ -56,13 +56,21 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = f"folder of the runs (default: runs/{NAME})"
     parser.add_argument("--run-dir", type=Path, default=Path("runs", NAME), help=text)
     add_model_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for minutes in args.minutes:
+        if not 0 < minutes < float("inf"):
+            parser.error(f"--minutes {minutes:g}: expected a finite number above 0")
+    if args.size < 1:
+        parser.error(f"--size {args.size}: expected at least 1")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the runs, which are separate processes
     with errors_in_one_line():
+        if args.weights is not None and not args.weights.is_file():  # before DINO trains for nothing
+            raise CheckpointError(f"--weights: no file '{args.weights}'. Correct the path, or leave it out.")
         results, processor = args.out / f"{NAME}.json", describe_processor()
         for seed, minutes, arm in itertools.product(args.seeds, args.minutes, (DINO, FASTER_RCNN)):
             rows = read_rows(results)

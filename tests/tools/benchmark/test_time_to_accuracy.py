@@ -14,6 +14,7 @@ from vitkit.tools.benchmark.time_to_accuracy import DINO, FASTER_RCNN, main
 def runs(monkeypatch, tmp_path):
     """Let runs take no time: DINO's epochs take three minutes, and their AP is a hundredth of the minutes."""
     monkeypatch.chdir(tmp_path)
+    Path("w.pth").touch()
     started = []
 
     def run_arm(command, folder, *, seed, epochs, ablation, device):
@@ -72,3 +73,18 @@ def test_runs_fill_the_time_are_not_repeated_and_the_table_names_the_processor(r
     runs.clear()
     main([*args[:-1], "--seeds", "1"])
     assert len(runs) == 4 and "another (AVX512):" in Path("runs/time_to_accuracy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--minutes", "15", "nan"], "--minutes nan: expected a finite number above 0"),
+        (["--minutes", "0"], "--minutes 0: expected a finite number above 0"),
+        (["--size", "0"], "--size 0: expected at least 1"),
+        (["--weights", "missing.pth"], "--weights: no file 'missing.pth'"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_trained(arguments, message, runs, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["data/bccd", *arguments])
+    assert message in f"{stopped.value} {capsys.readouterr().err}" and not runs
