@@ -94,6 +94,22 @@ def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+class Nothing(ExportGraph):
+    axes = {}
+
+    def forward(self):
+        return {}
+
+
+def test_a_file_that_cannot_be_run_names_another_opset(run, tmp_path):
+    inputs = {name: torch.zeros(1, 4, 8, 8) for name in ("images", "padding_mask", "image_sizes")}
+    path = shutil.copyfile(run / "out" / "tiny.onnx", tmp_path / "tiny.onnx")
+    part = Part("", Nothing(torch.nn.Identity()), [inputs], inputs)
+    message = r"export: b\.onnx is not written, as it cannot be run\. b\.onnx: cannot take .* Choose another opset"
+    with pytest.raises(ConfigError, match=message):
+        export_module.compare_part(part, path, tmp_path / "out" / "b.onnx", ExportSettings(opset=23))
+
+
 def test_a_file_is_compared_on_the_first_images_of_a_folder(tmp_path):
     for k in range(4):
         Image.fromarray(IMAGES[0]).save(tmp_path / f"{k}.png")

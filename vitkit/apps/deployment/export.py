@@ -51,7 +51,7 @@ from vitkit.apps.inference.translator import Translator
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.devices import processor_name
-from vitkit.errors import ConfigError, DataError, place_in_own_code
+from vitkit.errors import CheckpointError, ConfigError, DataError, place_in_own_code
 from vitkit.io.output import write_bytes, write_text
 from vitkit.logging import print_line
 from vitkit.text_format import pluralize
@@ -491,11 +491,17 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     """Run a file on the part's batches and compare its outputs with the model's.
 
     Raises:
-        ConfigError: an output differs by more than the tolerance.
+        ConfigError: the file cannot be run, or an output differs by more than the tolerance.
     """
-    file = open_exported(path)
     tolerance = TOLERANCES[settings.precision] if settings.tolerance is None else settings.tolerance
-    compared = differences(part.graph, file, part.batches, tolerance)
+    try:
+        file = open_exported(path)
+        compared = differences(part.graph, file, part.batches, tolerance)
+    except (CheckpointError, DataError) as error:
+        # Such as ONNX Runtime's attention of opset 23, which takes no mask that all queries share.
+        remedy = "Choose another opset, such as 20." if settings.format == "onnx" else "Choose format onnx."
+        reason = str(error).replace(str(path), final.name)
+        raise ConfigError(f"export: {final.name} is not written, as it cannot be run. {reason} {remedy}") from error
     beyond = [difference for difference in compared if not difference.is_within]
     if beyond:
         remedy = "If that is enough for you, set" if settings.precision == "fp32" else "Choose precision fp32, or set"
