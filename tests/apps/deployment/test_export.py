@@ -362,6 +362,21 @@ def test_products_with_a_vector_are_not_quantized(tmp_path):
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
+def test_int8_does_not_overflow_on_any_processor(tmp_path):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (helper.make_tensor_value_info(name, kind, ["rows", 8]) for name in "xy")
+    weights = [onnx.numpy_helper.from_array(np.full((8, 8), 0.5, np.float32), "weight")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "product", [x], [y], weights)
+    opset = helper.make_opsetid("", 20)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "fp32.onnx")
+    export_module.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    (found,) = onnxruntime.InferenceSession(tmp_path / "int8.onnx").run(None, {"x": np.ones((4, 8), np.float32)})
+    assert np.allclose(found, 4, rtol=0.02)
+    (quantized,) = (w for w in onnx.load(tmp_path / "int8.onnx").graph.initializer if w.name == "weight_quantized")
+    assert np.abs(onnx.numpy_helper.to_array(quantized)).max() <= 64  # two products with 255 are below 2^15
+
+
 class Product(ExportGraph):
     """A linear layer, whose product int8 quantizes."""
 

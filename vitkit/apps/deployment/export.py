@@ -464,6 +464,8 @@ def quantize(source: Path, path: Path) -> None:
             nodes_to_exclude=with_vectors,
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
+            # Weights of 7 bits, as processors without VNNI sum pairs of products in 16 bits, which would overflow.
+            reduce_range=True,
         )
     finally:
         root.removeHandler(silent)
