@@ -154,8 +154,12 @@ class Fuses(Protocol):
 
 
 def fuses(module: nn.Module) -> TypeGuard[Fuses]:
-    """Return whether a module's class has the method of `Fuses`; an attribute or a submodule may have its name."""
-    return callable(getattr(type(module), "fused", None))
+    """Return whether a module's class has the method of `Fuses`, for the `forward` that it runs: a subclass with
+    another one may compute something else. An attribute or a submodule may have the method's name."""
+    if "forward" in vars(module):
+        return False
+    owner = next((c for c in type(module).__mro__ if "fused" in vars(c) or "forward" in vars(c)), None)
+    return owner is not None and callable(vars(owner).get("fused"))
 
 
 class Model(nn.Module):

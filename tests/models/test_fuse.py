@@ -16,6 +16,8 @@ from tests.helpers.every_model import CLASSIFIERS, CLIPS, DENSE, RESNET, dense_m
 from tests.helpers.norm_statistics import randomize_norms
 from tests.helpers.realtime_models import deimv2, dfine, rf_detr
 from vitkit import build_model, load_config
+from vitkit.backbones.resnet import BasicBlock, ResNet
+from vitkit.backbones.resnet_vd import ResNetVD
 from vitkit.backbones.timm_fusion import fuse_timm
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import use_kernels
@@ -262,6 +264,50 @@ def test_own_backbone_is_left_as_it_is(caplog):
         assert_fused_is_equal(model, images(96, 64)[0], folds=False)
     (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)  # once, not for each copy
     assert "fuse: the backbone OwnBackbone is left as it is, with 1 batch norms" in warning.message
+
+
+class HalvedBlock(BasicBlock):
+    def forward(self, x, padding=None):
+        return x + 0.5 * self.bn2(self.conv2(self.bn1(self.conv1(x)).tanh()))
+
+
+class OtherStem(ResNet):
+    def stem(self, images, padding):
+        return self.bn1(self.conv1(images)).tanh()
+
+
+class OtherStemVD(ResNetVD):
+    def stem(self, images, padding):
+        return self.bn1(self.conv1(images)).tanh()
+
+
+def with_own_blocks(backbone):
+    for block in backbone.layer1:
+        block.__class__ = HalvedBlock
+    return backbone
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        pytest.param(lambda: with_own_blocks(ResNet(18, pretrained=False)), id="blocks"),
+        pytest.param(lambda: OtherStem(18, pretrained=False), id="stem"),
+        pytest.param(lambda: OtherStemVD(18, pretrained=False), id="stem of three"),
+    ],
+)
+def test_what_a_subclass_computes_in_its_own_way_is_not_folded(backbone):
+    backbone = randomize_norms(backbone().eval())
+    model = build_model(dict(DENSE["DETR"][0], type="DETR", backbone=backbone, num_queries=4, num_classes=3))
+    assert_fused_is_equal(model, images(96, 64)[0])
+
+
+def test_what_a_forward_of_an_objects_own_computes_is_not_folded():
+    model = randomize_norms(dense_model("DETR").eval())
+    block = model.backbone.layer1[0]
+    block.forward = lambda x, padding: block.bn2(block.conv2(x)).tanh()
+    with torch.inference_mode():
+        expected = model(images(96, 64)[0])
+        assert_same(model.fuse()(images(96, 64)[0]), expected)
 
 
 @pytest.mark.parametrize("fused", [True, nn.Identity()])

@@ -232,7 +232,8 @@ class ResNet(BackboneBase, tv.ResNet):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.Fuses`; this is the stem."""
-        fuse_pair(self, "conv1", "bn1", RELU)
+        if type(self).stem is ResNet.stem:  # a subclass may have another
+            fuse_pair(self, "conv1", "bn1", RELU)
         return self
 
     def stages(self) -> list[list[nn.Module]]:

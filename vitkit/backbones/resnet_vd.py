@@ -82,8 +82,9 @@ class ResNetVD(ResNet):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.Fuses`; this is the stem."""
-        for conv, norm in (("conv1.0", "conv1.1"), ("conv1.3", "conv1.4"), ("conv1.6", "bn1")):
-            fuse_pair(self, conv, norm, RELU)
+        if type(self).stem is ResNetVD.stem:  # a subclass may have another
+            for conv, norm in (("conv1.0", "conv1.1"), ("conv1.3", "conv1.4"), ("conv1.6", "bn1")):
+                fuse_pair(self, conv, norm, RELU)
         return self
 
     def _published_url(self) -> str:
