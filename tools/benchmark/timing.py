@@ -19,6 +19,8 @@ Builder = Callable[[], Call]
 
 _MMAP_THRESHOLD = -3
 """The value of M_MMAP_THRESHOLD in the C library's malloc.h."""
+PAUSE = 0.1
+"""Seconds before each call that is timed."""
 
 
 class Row(NamedTuple):
@@ -98,10 +100,17 @@ def compare(what: str, builders: Mapping[str, Builder], options: Options, *, mem
 
 
 def time_in_turn(calls: Mapping[str, Call], options: Options) -> dict[str, list[float]]:
-    """Return the seconds of each call in each round, after a warm-up round."""
+    """Return the seconds of each call in each round, after a warm-up round.
+
+    Before each call there is a pause: the threads of the one before spin for a while, waiting for more work, and take
+    the cores of another runtime's.
+    """
     rounds = []
     for _ in range(options.repeats + 1):
-        rounds.append({name: seconds_of(call, options) for name, call in calls.items()})
+        rounds.append({})
+        for name, call in calls.items():
+            time.sleep(PAUSE)
+            rounds[-1][name] = seconds_of(call, options)
     return {name: [seconds[name] for seconds in rounds[1:]] for name in calls}
 
 

@@ -8,7 +8,7 @@ from helpers.processes import PROCESSES
 pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
 from vitkit.errors import VitkitError
 from vitkit.tools.benchmark import __main__ as benchmark
-from vitkit.tools.benchmark import clips
+from vitkit.tools.benchmark import clips, timing
 from vitkit.tools.benchmark.timing import Options, Row, compare, peak_memory
 
 
@@ -16,8 +16,9 @@ def fill(mebibytes):
     return lambda: torch.ones(mebibytes * 2**18).sum()
 
 
-def test_calls_alternate_and_are_compared_with_the_first():
+def test_calls_alternate_after_a_pause_and_are_compared_with_the_first(monkeypatch):
     calls, now = [], [0.0]
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: wait("pause", seconds))
 
     def wait(name, seconds):
         calls.append(name)
@@ -25,7 +26,7 @@ def test_calls_alternate_and_are_compared_with_the_first():
 
     builders = {"a": lambda: partial(wait, "a", 0.02), "b": lambda: partial(wait, "b", 0.06)}
     first, second = compare("waiting", builders, Options(repeats=2, clock=lambda: now[0]), memory=False)
-    assert calls == ["a", "b"] * 3
+    assert calls == ["pause", "a", "pause", "b"] * 3
     assert first.ratio == 1
     assert second.ratio == pytest.approx(3) and second.seconds == pytest.approx(0.06)
 
