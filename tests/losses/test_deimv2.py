@@ -71,6 +71,11 @@ def test_phases_match_differently():
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: HungarianMatcher(**COSTS, late=dict(power=4.0)), r"late=\{'power': 4.0\}: expected an epoch from 0 and a"),
     (lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=0)), "expected an epoch from 0 and a power above 0"),
+    (
+        lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=float("nan"))),
+        "expected an epoch from 0 and a power above 0",
+    ),
+    (lambda: HungarianMatcher(**COSTS, late=3), r"late=3: expected a dict, such as dict\(epoch=400, power=4\)"),
     (lambda: HungarianMatcher(**COSTS, late=dict(epochs=3)), "late.epochs: unknown key. Did you mean"),
     (lambda: make_criterion(union=False), "union=False: the losses of distributions need the union of matches, but w"),
 ])  # fmt: skip

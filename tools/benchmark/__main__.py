@@ -120,6 +120,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
+    if args.out and args.out.suffix == ".json":
+        parser.error(f"--out {args.out}: is for the table, and the rows are written beside it as .json; expected .md")
     of_latency = {f"--{name}": getattr(args, name) for name in ("models", "rows", "batch", "onnx", "plot")}
     if args.parts and "latency" not in args.parts and (given := [name for name, value in of_latency.items() if value]):
         parser.error(f"{given[0]}: is for the part latency; expected it among {' '.join(args.parts)}")

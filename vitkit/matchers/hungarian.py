@@ -198,10 +198,12 @@ class HungarianMatcher(Matcher):
 
 def _check_late(late: LateCosts) -> None:
     """Raise ConfigError unless the late costs have an epoch and a positive power."""
+    if not isinstance(late, Mapping):
+        raise ConfigError(f"late={late!r}: expected a dict, such as dict(epoch=400, power=4).")
     for key in late:
         if key not in LateCosts.__annotations__:
             raise ConfigError(f"late.{key}: unknown key. {nearest(key, LateCosts.__annotations__)}")
-    if not isinstance(late.get("epoch"), int) or late["epoch"] < 0 or late.get("power", 4.0) <= 0:
+    if not isinstance(late.get("epoch"), int) or late["epoch"] < 0 or not late.get("power", 4.0) > 0:
         raise ConfigError(f"late={dict(late)}: expected an epoch from 0 and a power above 0.")
 
 

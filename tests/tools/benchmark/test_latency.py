@@ -148,6 +148,7 @@ def test_a_file_that_takes_something_else_is_named_before_anything_is_measured(s
         (["latency", "--onnx", "a:-5=setup.cfg"], "AP is '-5'; expected a number in percent"),
         (["detr", "--plot", "a.png"], "--plot: is for the part latency; expected it among detr"),
         (["detr", "--batch", "4"], "--batch: is for the part latency; expected it among detr"),
+        (["latency", "--out", "a.json"], "--out a.json: is for the table, and the rows are written beside it as .json"),
     ],
 )
 def test_wrong_options_are_named(arguments, message, capsys):
