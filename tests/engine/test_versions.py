@@ -49,8 +49,8 @@ def answers(folder: Path) -> dict[str, list[float]]:
         said = model(image.to(torch.uint8).numpy(), threshold=0.0).scores.tolist()[:10]
     else:
         said = [model("seventy-two").score]
-    # Channels last, oneDNN's AVX2 kernel writes beyond its buffer: the weights' gradient of a 1x1 convolution with stride 2
-    # and 4 input channels (torch 2.14), which only models as small as these have.
+    # Channels last, oneDNN's AVX2 kernel writes beyond its buffer for the weights' gradient of a 1x1 convolution with
+    # stride 2 and 4 input channels (torch 2.14), which only models as small as these have.
     vitkit.train(resume=folder, device="cpu", train={"epochs": 2, "channels_last": False})
     losses, _ = read_log(folder / "log.jsonl")
     return {"said": said, "losses": list(losses[-1]["losses"].values())}
