@@ -50,7 +50,7 @@ def answers(folder: Path) -> dict[str, list[float]]:
     else:
         said = [model("seventy-two").score]
     # Channels last, oneDNN's AVX2 kernel writes beyond its buffer for the weights' gradient of a 1x1 convolution with
-    # stride 2 and 4 input channels (torch 2.14), which only models as small as these have.
+    # stride 2 and fewer than 8 input channels (torch 2.14), which only models as small as these have.
     vitkit.train(resume=folder, device="cpu", train={"epochs": 2, "channels_last": False})
     losses, _ = read_log(folder / "log.jsonl")
     return {"said": said, "losses": list(losses[-1]["losses"].values())}

@@ -78,8 +78,11 @@ def test_no_image_gives_no_output(fast_calls):
     assert convolution(x[:0], weight, bias, settings, cache={}).shape == (0, 16, 13, 9)
 
 
-def test_gradient_reaches_a_residual_alone(fast_calls):
+def test_gradient_reaches_a_bias_or_a_residual_alone(fast_calls):
     x, weight, bias, settings = layer(activation=RELU)
+    convolution(x, weight, bias.add_(50).requires_grad_(), settings, cache={}).sum().backward()
+    assert (bias.grad == 2 * 13 * 9).all() and not fast_calls
+    bias = bias.detach()
     residual = torch.full((2, 16, 13, 9), 50.0, requires_grad=True)
     convolution(x, weight, bias, settings, residual=residual, cache={}).sum().backward()
     assert (residual.grad == 1).all() and not fast_calls

@@ -209,6 +209,7 @@ def measure(part: str, args: argparse.Namespace, threads: int) -> list[Row]:
 
 
 def make_options(args: argparse.Namespace) -> Options:
+    """Return the settings of the measurement."""
     from vitkit.tools.benchmark.timing import Options
 
     return Options(

@@ -11,6 +11,7 @@ Example:
 
 import argparse
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from torchvision.models.resnet import resnet50
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms import v2
 
+from vitkit.tools.common import positive
 from vitkit.weights.reading import read_checkpoint
 
 WARMUP_STEPS = 100
@@ -40,11 +42,24 @@ SECONDS_BETWEEN_STATES = 60
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, help="folder with images/ and annotations/instances_{train,val}.json")
-    parser.add_argument("--minutes", type=float, default=15, help="processor minutes of training (default: 15)")
+    parser.add_argument(
+        "--minutes", type=positive_minutes, default=15, help="processor minutes of training (default: 15)"
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--run-dir", type=Path, help=f"folder for {STATE_NAME} every minute and {RESULT_NAME}")
     add_model_arguments(parser)
     return parser.parse_args(argv)
+
+
+def positive_minutes(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number above 0")
+    return minutes
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +71,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pixel-mean", nargs=3, type=float, default=[0.485, 0.456, 0.406], help="mean of RGB, for Keras's weights"
     )
-    parser.add_argument("--size", type=int, default=320, help="short side of the images in pixels (default: 320)")
+    parser.add_argument("--size", type=positive, default=320, help="short side of the images in pixels (default: 320)")
 
 
 def build(args: argparse.Namespace, num_classes: int) -> FasterRCNN:

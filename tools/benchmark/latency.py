@@ -326,7 +326,6 @@ def check_options(options: Options) -> None:
 
 def measure(part: str, options: Options) -> list[Row]:
     """Measure models and files from outside; `part` is the only one, "latency"."""
-    check_options(options)
     forms, rows = chosen_forms(options), []
     for batch_size in options.batch_sizes:
         setting = f"batch {batch_size}" if batch_size > 1 else ""

@@ -32,7 +32,7 @@ from vitkit.errors import CheckpointError, DataError
 from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
-from vitkit.tools.benchmark.faster_rcnn import RESULT_NAME, add_model_arguments
+from vitkit.tools.benchmark.faster_rcnn import RESULT_NAME, add_model_arguments, positive_minutes
 from vitkit.tools.common import errors_in_one_line
 
 NAME = "time_to_accuracy"
@@ -50,19 +50,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, help="folder with images/ and annotations/instances_{train,val}.json")
     text = "processor minutes of training (default: 15 30 50)"
-    parser.add_argument("--minutes", nargs="+", type=float, default=[15, 30, 50], metavar="M", help=text)
+    parser.add_argument("--minutes", nargs="+", type=positive_minutes, default=[15, 30, 50], metavar="M", help=text)
     parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43], metavar="S", help="(default: 42 43)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the results (default: runs)")
     text = f"folder of the runs (default: runs/{NAME})"
     parser.add_argument("--run-dir", type=Path, default=Path("runs", NAME), help=text)
     add_model_arguments(parser)
-    args = parser.parse_args(argv)
-    for minutes in args.minutes:
-        if not 0 < minutes < float("inf"):
-            parser.error(f"--minutes {minutes:g}: expected a finite number above 0")
-    if args.size < 1:
-        parser.error(f"--size {args.size}: expected at least 1")
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -127,10 +127,10 @@ def test_a_file_that_takes_something_else_is_named_before_anything_is_measured(s
     path = write_onnx(tmp_path / "a.onnx", shape)
     options = Options(rows=["vitkit"], batch_sizes=[1, 2], onnx=[OnnxFromOutside("a", None, path)])
     with pytest.raises(DataError, match=message):
-        latency.measure("latency", options)
+        latency.check_options(options)
     path.write_bytes(b"no model")
     with pytest.raises(CheckpointError, match=r"a\.onnx: not an ONNX file"):
-        latency.measure("latency", options)
+        latency.check_options(options)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_runs_fill_the_time_are_not_repeated_and_the_table_names_the_processor(r
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--minutes", "15", "nan"], "--minutes nan: expected a finite number above 0"),
-        (["--minutes", "0"], "--minutes 0: expected a finite number above 0"),
-        (["--size", "0"], "--size 0: expected at least 1"),
+        (["--minutes", "15", "nan"], "--minutes: 'nan': expected a finite number above 0"),
+        (["--minutes", "0"], "--minutes: '0': expected a finite number above 0"),
+        (["--size", "0"], "--size: '0': expected an integer of at least 1"),
         (["--weights", "missing.pth"], "--weights: no file 'missing.pth'"),
     ],
 )

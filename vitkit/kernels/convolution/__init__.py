@@ -38,21 +38,24 @@ def convolution(
     Returns:
         (B, D, H', W').
     """
-    if not _runs_onednn(x, weight, residual) or (residual is not None and not onednn.adds_before(settings.activation)):
+    if not _runs_onednn(x, weight, bias, residual) or (
+        residual is not None and not onednn.adds_before(settings.activation)
+    ):
         return plain.convolution(x, weight, bias, settings, residual)
     if "weight" not in cache:
         cache["weight"] = onednn.prepare(weight, settings, x.shape)
     return onednn.convolution(x, cache["weight"], bias, settings, residual)
 
 
-def _runs_onednn(x: Tensor, weight: Tensor, residual: Tensor | None) -> bool:
+def _runs_onednn(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> bool:
+    tensors = (x, weight, bias, residual)
     return (
         not plain_only()
         and not is_traced()
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
-        and not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, residual)))
+        and not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
         and torch.backends.mkldnn.enabled
         and _is_available()
     )
