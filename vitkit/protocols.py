@@ -253,15 +253,14 @@ class Model(nn.Module):
                 raise ConfigError(
                     f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
                 )
+        backbone = child(self, "backbone")
+        norms = _count_norms(backbone)
         with torch.no_grad():
             _fuse_parts(self)
         self.eval()  # new modules begin in training mode
         self.is_fused = True
-        backbone = child(self, "backbone")
-        if backbone is not None and not fuses(backbone):
-            norms = sum(isinstance(module, _BatchNorm) for module in backbone.modules())
-            if norms:
-                _warn_of_norms(type(backbone).__name__, norms)
+        if backbone is not None and not fuses(backbone) and (left := _count_norms(backbone)):
+            _warn_of_norms(type(backbone).__name__, left, norms)
         return self
 
     def fused_copy(self) -> "Model":
@@ -343,23 +342,41 @@ class Model(nn.Module):
         )
 
 
+def _count_norms(backbone: nn.Module | None) -> int:
+    return sum(isinstance(module, _BatchNorm) for module in backbone.modules()) if backbone is not None else 0
+
+
 @cache  # once a process, not for each copy of a model
-def _warn_of_norms(backbone: str, norms: int) -> None:
+def _warn_of_norms(backbone: str, left: int, norms: int) -> None:
+    what = f"is left as it is, with {left}" if left == norms else f"keeps {left} of its {norms}"
     logger.warning(
-        "fuse: the backbone %s is left as it is, with %d batch norms. For faster inference, give it a method fused(), "
+        "fuse: the backbone %s %s batch norms. For faster inference, give it a method fused(), "
         "see vitkit.protocols.Fuses.",
         backbone,
-        norms,
+        what,
     )
 
 
 def _fuse_parts(module: nn.Module) -> None:
-    """Replace the parts of a module that can be fused, from the outside in."""
+    """Replace the parts of a module that can be fused, from the outside in.
+
+    Raises:
+        ConfigError: a module's `fused` returns something else than a module.
+    """
     for name, part in list(module.named_children()):
-        if not (part._forward_hooks or part._forward_pre_hooks) and fuses(part):
-            part = part.fused()
-            setattr(module, name, part)
-        _fuse_parts(part)
+        has_hooks = bool(part._forward_hooks or part._forward_pre_hooks)
+        if fuses(part):
+            replacement = part if has_hooks else part.fused()
+            if not isinstance(replacement, nn.Module):
+                raise ConfigError(
+                    f"fuse: {type(part).__name__}.fused() returned {type(replacement).__name__}; expected a module, "
+                    "such as self."
+                )
+            setattr(module, name, replacement)
+            _fuse_parts(replacement)
+        elif not callable(getattr(type(part), "fused", None)):
+            _fuse_parts(part)
+        # Otherwise its `forward` is not the one that `fused` is for, and may use its parts in another way.
 
 
 @runtime_checkable

@@ -48,3 +48,11 @@ def test_only_the_input_is_stored():
 def test_single_value_per_channel_is_refused_as_by_the_norm():
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm_silu(torch.randn(1, 6, 1, 1, requires_grad=True), nn.BatchNorm2d(6))
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_norm_with_a_backward_hook_is_called(register):
+    norm, seen = nn.BatchNorm2d(6), []
+    getattr(norm, register)(lambda *_: seen.append(1))
+    norm_silu(torch.randn(2, 6, 5, 7, requires_grad=True), norm).sum().backward()
+    assert seen == [1]

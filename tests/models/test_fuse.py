@@ -213,6 +213,19 @@ def test_fused_model_is_neither_trained_nor_saved_nor_loaded():
         fused.load_state_dict(state)
 
 
+def test_model_without_norms_to_fold_is_neither_trained_nor_saved_nor_loaded():
+    model = build_model(
+        dict(type="Classifier", num_classes=3, backbone=dict(type="ViT", **CLASSIFIERS["ViT"][0]))
+    ).eval()
+    state, fused = model.state_dict(), model.fused_copy()
+    with pytest.raises(ConfigError, match="train: the module is fused"):
+        fused.backbone.train()
+    with pytest.raises(CheckpointError, match="state_dict: the model is fused"):
+        fused.state_dict()
+    with pytest.raises(CheckpointError, match="load_state_dict: the model is fused"):
+        fused.load_state_dict(state)
+
+
 def test_copies_and_other_types_of_a_fused_model_compute_the_same():
     fused = randomize_norms(dense_model("RTDETR").eval()).fuse()
     x, _ = images(96, 64)
@@ -266,9 +279,53 @@ def test_own_backbone_is_left_as_it_is(caplog):
     assert "fuse: the backbone OwnBackbone is left as it is, with 1 batch norms" in warning.message
 
 
+def test_backbone_with_norms_that_are_folded_in_part_says_how_many_are_left(caplog):
+    backbone = randomize_norms(ResNet(18, pretrained=False).eval())
+
+    class Own(nn.Module):
+        feature_info = dense_model("DETR").backbone.feature_info
+
+        def __init__(self):
+            super().__init__()
+            self.network, self.norm = backbone, nn.BatchNorm2d(512)
+
+        def forward(self, images, padding_mask=None):
+            return {"res5": self.norm(self.network(images)["res5"])}
+
+    model = build_model(dict(DENSE["DETR"][0], type="DETR", backbone=Own(), num_queries=4, num_classes=3))
+    assert_fused_is_equal(model, images(96, 64)[0])
+    assert "fuse: the backbone Own keeps 1 of its 21 batch norms." in caplog.text
+
+
+def test_what_a_fused_returns_must_be_a_module():
+    model = dense_model("DETR").eval()
+
+    class InPlace(type(model.neck)):
+        def forward(self, *args, **named):
+            return super().forward(*args, **named)
+
+        def fused(self):
+            pass
+
+    model.neck.__class__ = InPlace
+    with pytest.raises(
+        ConfigError, match=r"fuse: InPlace\.fused\(\) returned NoneType; expected a module, such as self"
+    ):
+        model.fuse()
+    assert isinstance(model.neck, InPlace)
+
+
 class HalvedBlock(BasicBlock):
     def forward(self, x, padding=None):
         return x + 0.5 * self.bn2(self.conv2(self.bn1(self.conv1(x)).tanh()))
+
+
+class OtherForward(ResNet):
+    def forward(self, images, padding_mask=None):
+        features = super().forward(images, padding_mask)
+        block = self.layer4[1]
+        features["res5"] = features["res5"] + block.bn1(block.conv1(features["res5"])).tanh()
+        return features
 
 
 class OtherStem(ResNet):
@@ -291,6 +348,7 @@ def with_own_blocks(backbone):
     "backbone",
     [
         pytest.param(lambda: with_own_blocks(ResNet(18, pretrained=False)), id="blocks"),
+        pytest.param(lambda: OtherForward(18, pretrained=False), id="whole network"),
         pytest.param(lambda: OtherStem(18, pretrained=False), id="stem"),
         pytest.param(lambda: OtherStemVD(18, pretrained=False), id="stem of three"),
     ],
@@ -298,7 +356,7 @@ def with_own_blocks(backbone):
 def test_what_a_subclass_computes_in_its_own_way_is_not_folded(backbone):
     backbone = randomize_norms(backbone().eval())
     model = build_model(dict(DENSE["DETR"][0], type="DETR", backbone=backbone, num_queries=4, num_classes=3))
-    assert_fused_is_equal(model, images(96, 64)[0])
+    assert_fused_is_equal(model, images(96, 64)[0], folds=not isinstance(backbone, OtherForward))
 
 
 def test_what_a_forward_of_an_objects_own_computes_is_not_folded():

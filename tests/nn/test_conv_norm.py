@@ -53,3 +53,18 @@ def test_activation_in_place_leaves_the_input_alone():
     with torch.no_grad():
         layer(x)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("make_norm", [nn.BatchNorm2d, FrozenBatchNorm2d])
+def test_hooks_see_convolution_and_norm(make_norm, trained):
+    conv, norm, seen = nn.Conv2d(3, 4, 3), make_norm(4).eval(), []
+    x = torch.randn(1, 3, 8, 8)
+    with torch.set_grad_enabled(trained):
+        expected = conv_norm(x, conv, norm)
+        handle = conv.register_forward_hook(lambda *_: seen.append("conv"))
+        torch.testing.assert_close(conv_norm(x, conv, norm), expected)
+        handle.remove()
+        norm.register_forward_hook(lambda *_: seen.append("norm"))
+        torch.testing.assert_close(conv_norm(x, conv, norm), expected)
+    assert seen == ["conv", "norm"]

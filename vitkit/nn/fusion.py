@@ -3,15 +3,12 @@
 `Model.fuse` asks every module that `Fuses` for what takes its place; the functions here make that.
 """
 
-from typing import Any, NoReturn
-
 from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d, SyncBatchNormAct
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels.convolution import RELU, Activation, Settings, convolution
-from vitkit.nn.layers import is_watched, merge_norm_unrounded
+from vitkit.nn.layers import InferenceOnly, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
 __all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_relu", "fuse_pair"]
@@ -20,7 +17,7 @@ __all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_r
 _NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d, BatchNormAct2d, SyncBatchNormAct, FrozenBatchNormAct2d)
 
 
-class FusedConv(nn.Conv2d):
+class FusedConv(InferenceOnly, nn.Conv2d):
     """A convolution with the norm and the activation that followed it, for inference only.
 
     Args:
@@ -36,7 +33,7 @@ class FusedConv(nn.Conv2d):
         self.weight = nn.Parameter(weight.detach().type_as(conv.weight), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().type_as(conv.weight), requires_grad=False)
         self.settings = Settings(conv.stride, conv.padding, conv.dilation, conv.groups, activation)
-        self._cache: dict[str, Tensor] = {}
+        self._cache = {}
         self.eval()
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
@@ -47,31 +44,6 @@ class FusedConv(nn.Conv2d):
         if self.kernel_size != (1, 1):
             x = zero_padding(x, padding_mask)
         return convolution(x, self.weight, self.bias, self.settings, residual=residual, cache=self._cache)
-
-    def train(self, mode: bool = True) -> "FusedConv":
-        """Refuse training mode, since the norm's statistics and weights are no longer there."""
-        if mode:
-            raise ConfigError("train: the module is fused (Model.fuse), for inference only. Train a model before it.")
-        return super().train(mode)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}  # weights in oneDNN's order are for this process
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedConv":
-        self._cache = {}
-        return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(self, *_: Any) -> NoReturn:
-        raise CheckpointError(
-            "state_dict: the model is fused (Model.fuse), so its weights fit no other model. Save the model that was "
-            "not fused (of a predictor, predictor.model), and fuse a copy: copy.deepcopy(model).fuse()."
-        )
-
-    def _load_from_state_dict(self, *_: Any) -> NoReturn:
-        raise CheckpointError(
-            "load_state_dict: the model is fused (Model.fuse), so it has no norms to load weights into. Load them "
-            "into the model before fusing it."
-        )
 
 
 def can_fold(conv: nn.Module, norm: nn.Module) -> bool:

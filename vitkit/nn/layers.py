@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.errors import ConfigError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import plain_only
 from vitkit.kernels.linear import gelu_linear, linear, relu_dropout, relu_mlp
 
@@ -39,25 +39,50 @@ class Linear(nn.Linear):
         return FusedLinear(self) if type(self) is Linear and not is_watched(self) else self
 
 
-class FusedLinear(Linear):
+class InferenceOnly(nn.Module):
+    """Base of a layer prepared for inference by `vitkit.protocols.Model.fuse`: it keeps its weights also in the
+    processor's order, in `_cache`, and is neither trained nor saved."""
+
+    _cache: dict[str, Any]
+
+    def train(self, mode: bool = True) -> "InferenceOnly":
+        """Refuse training mode, since norms and their weights are no longer there."""
+        if mode:
+            raise ConfigError("train: the module is fused (Model.fuse), for inference only. Train a model before it.")
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}  # the processor's order is for this process
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "InferenceOnly":
+        self._cache = {}
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, *_: Any) -> NoReturn:
+        raise CheckpointError(
+            "state_dict: the model is fused (Model.fuse), so its weights fit no other model. Save the model that was "
+            "not fused (of a predictor, predictor.model), and fuse a copy: copy.deepcopy(model).fuse()."
+        )
+
+    def _load_from_state_dict(self, *_: Any) -> NoReturn:
+        raise CheckpointError(
+            "load_state_dict: the model is fused (Model.fuse), so it has no norms to load weights into. Load them "
+            "into the model before fusing it."
+        )
+
+
+class FusedLinear(InferenceOnly, Linear):
     """A linear layer that keeps its weight also in the processor's order, for inference only."""
 
     def __init__(self, layer: Linear):
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self._cache: dict[str, Any] = {}
+        self._cache = {}
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         return linear(x, self.weight, self.bias, cache=self._cache)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}  # the processor's order is for this process
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedLinear":
-        self._cache = {}
-        return super()._apply(fn, recurse)
 
 
 def can_skip(*layers: nn.Module) -> bool:
@@ -198,9 +223,12 @@ class LayerScale(nn.Module):
 
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
-    """Return `norm(conv(x))`; except on CUDA, a norm that is a fixed scale and shift is merged at almost no cost."""
+    """Return `norm(conv(x))`; except on CUDA, a norm that is a fixed scale and shift is merged at almost no cost, if
+    neither of the two is watched."""
     if isinstance(norm, nn.Identity):  # in a fused model the convolution has it
         return conv(x)
+    if is_watched(conv) or is_watched(norm):
+        return norm(conv(x))
     if torch.is_grad_enabled() and conv.weight.requires_grad:
         if not isinstance(norm, FrozenBatchNorm2d):
             return norm(conv(x))
