@@ -18,8 +18,8 @@ _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
 
 REAL_TIME_MODELS = (
-    *("lyuwenyu/RT-DETR", "lyuwenyu/RT-DETR, v2", "Peterande/D-FINE"),
-    *("transformers RT-DETR", "transformers RT-DETRv2", "transformers D-FINE"),
+    *("lyuwenyu/RT-DETR", "lyuwenyu/RT-DETR, v2", "Peterande/D-FINE", "Intellindust-AI-Lab/DEIMv2"),
+    *("transformers RT-DETR", "transformers RT-DETRv2", "transformers D-FINE", "transformers DEIMv2"),
 )
 """Formats whose class heads have a row for each class of COCO, not for each raw id."""
 FOCAL_MODELS = (

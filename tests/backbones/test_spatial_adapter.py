@@ -98,3 +98,9 @@ def test_b0s_weights_start_the_smaller_sizes(tmp_path):
         assert {key for key in state if not key.startswith("stages_2")} <= set(fitting)
     with pytest.raises(ConfigError, match="size='tiny': unknown. Known: atto, femto"):
         SmallHGNetV2("tiny")
+
+
+def test_a_transformer_with_rotations_does_not_start_from_learned_positions():
+    tiny = dict(type="ViT", positions="rotary", d_model=192, depth=12, num_heads=3)
+    with pytest.raises(ConfigError, match="pretrained=True"):
+        SpatialAdapter(vit=tiny, blocks=[3, 7, 11], pretrained=True).pretrained_source()

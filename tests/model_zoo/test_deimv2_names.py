@@ -69,6 +69,18 @@ def test_names_are_written_and_read(kind, library):
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("library", ["official", "transformers"])
+def test_rows_of_cocos_classes_are_not_taken_for_others(library):
+    state, own = dict(write_names(trained("vit"), library).state), [f"own {number}" for number in range(80)]
+    load_weights(build("vit"), state, classes=COCO_CLASSES)
+    with pytest.raises(CheckpointError, match="own 0"):
+        load_weights(build("vit"), state, classes=own)
+    report = load_weights(build("vit"), state, classes=own, new_class_head=True)
+    assert any(name.startswith("head.class_embed") for name in report.reinitialized)
+    with pytest.raises(CheckpointError, match=r"DEIMv2 with 80 classes \(COCO's things\)"):
+        load_weights(build("vit", num_classes=3), state, classes=own[:3])
+
+
 def test_the_original_stores_anchors_and_masked_biases():
     state = write_names(trained("dinov3"), "official").state
     assert state["decoder.anchors"].shape == (1, 80**2 + 40**2 + 20**2, 4)

@@ -167,3 +167,15 @@ def test_training_may_start_from_either_dilation(models, caplog):
     with caplog.at_level(logging.WARNING, "vitkit"):
         load_weights(models[False], checkpoint, new_class_head=True)
     assert "was trained with model.backbone.dilation=True, this model has False" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "value"), [("norm", True), ("blocks", [0, 2, 3])])
+def test_maps_of_other_blocks_or_with_a_norm_are_an_error(name, value):
+    vit = dict(type="ViT", d_model=32, depth=4, num_heads=2, positions="rotary")
+    ours = load_config("deimv2_s_coco", check=False)["model"] | dict(num_classes=3, num_queries=5, training_queries=[])
+    ours["backbone"] = dict(type="SpatialAdapter", vit=vit, blocks=[0, 1, 3], channels=4, out_channels=32, norm=False)
+    theirs = ours | dict(backbone=dict(ours["backbone"], **{name: value}))
+    checkpoint = dict(model=build_model(theirs).state_dict(), config=json.dumps(dict(model=theirs)))
+    load_weights(build_model(theirs), checkpoint, spec=theirs)
+    with pytest.raises(CheckpointError, match=rf"was trained with model\.backbone\.{name}=.* results would be wrong"):
+        load_weights(build_model(ours), checkpoint, spec=ours)

@@ -114,6 +114,7 @@ class SpatialAdapter(BackboneBase):
             self.freeze()
             return
         self.block_indices, self.has_norm = dict(zip(_STRIDES, blocks)), norm
+        self.hidden_settings = {"blocks": list(blocks), "norm": norm}
         if not norm:
             del self.vit.norm
         self.multiple = math.lcm(max(_STRIDES.values()), self.vit.patch_size)

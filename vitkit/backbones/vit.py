@@ -508,6 +508,8 @@ class ViT(BackboneBase):
         shape = dict(d_model=width, depth=self.depth, num_heads=self.blocks[0].attn.num_heads)
         if not isinstance(self.blocks[0].ls1, nn.Identity):
             return self._dino_url(shape)
+        if self.has_rotations:  # the others have learned positions
+            return super()._url()
         name = next((n for n, size in VIT_SIZES.items() if size == shape), None)
         deit = f"{name}_distilled" if self.dist_token is not None else name
         if name and patch == 16 and deit in _DEIT_CHECKSUMS:

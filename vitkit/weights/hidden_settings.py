@@ -7,7 +7,7 @@ dilation: a difference is an error. Of other settings in the model's config, suc
 import json
 import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -25,7 +25,7 @@ WITHOUT_EFFECT = (
     "frozen", "norm", "dropout", "drop_path", "look_forward_twice", "rotary_rescale",  # only in training
     "image_size", "num_frames",  # weights are converted for another
 )  # fmt: skip
-"""How the names of settings begin that are not compared."""
+"""How the names of settings begin that are not compared, unless the module declares them as hidden."""
 
 
 class _Difference(NamedTuple):
@@ -95,8 +95,8 @@ def _differences(
         ours = dict(hidden)
         if isinstance(spec, Mapping) and isinstance(spec.get(part), str | Mapping):
             ours = registry.resolve(spec[part])[1] | ours
-        ours, theirs = _compare(ours), _compare(theirs)
-        defaults = _compare({key: p.default for key, p in parameters_of(build).items() if p.default is not p.empty})
+        defaults = {key: p.default for key, p in parameters_of(build).items() if p.default is not p.empty}
+        ours, theirs, defaults = (_compare(settings, hidden) for settings in (ours, theirs, defaults))
         for key in {**ours, **theirs} if spec is not None else hidden:
             values = ours.get(key, defaults.get(key)), theirs.get(key, defaults.get(key))
             if values[0] != values[1]:
@@ -115,9 +115,11 @@ def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mappin
     return spec if isinstance(spec, Mapping) else {}
 
 
-def _compare(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _compare(settings: Mapping[str, Any], hidden: Iterable[str]) -> dict[str, Any]:
     """Return those settings that are compared, with lists for tuples and timm's names without their tag."""
-    settings = {key: value for key, value in _as_json(settings).items() if not key.startswith(WITHOUT_EFFECT)}
+    settings = {
+        key: value for key, value in _as_json(settings).items() if key in hidden or not key.startswith(WITHOUT_EFFECT)
+    }
     if isinstance(settings.get("name"), str):
         settings["name"] = settings["name"].partition(".")[0]  # the tag is that of pretrained weights
     return settings

@@ -8,7 +8,7 @@ import torch
 from helpers.transformers_models import BUILDERS, TEXT_MODELS, build_theirs, compare
 
 from vitkit import CheckpointError, ConfigError, load
-from vitkit.apps.conversion.transformers_writing import _difference, _resolve, write_folder
+from vitkit.apps.conversion.transformers_writing import DIFFERING, _difference, _resolve, write_folder
 from vitkit.apps.inference import Predictor
 from vitkit.apps.interop.transformers_configs import KINDS
 from vitkit.apps.interop.transformers_settings import Settings
@@ -92,6 +92,16 @@ def test_settings_unsupported_by_the_library_are_named(tmp_path):
     with pytest.raises(SystemExit, match="model.head.activation='gelu': the transformers library's model has no such"):
         convert([str(tmp_path / "ours.pth"), "--to", "transformers", "--out", str(tmp_path / "folder")])
     assert not (tmp_path / "folder").exists()
+
+
+def test_a_model_that_the_library_computes_in_another_way_is_warned_of(tmp_path, caplog):
+    spec = load_config("deimv2_atto_coco", check=False)["model"] | dict(num_classes=1, num_queries=5)
+    spec["backbone"] = dict(spec["backbone"], pretrained=False)
+    state = {"model": build_model(spec, classes=["a"]).state_dict(), "classes": ["a"]}
+    save_checkpoint(tmp_path / "ours.pth", state | {"config": json.dumps({"model": spec})})
+    convert([str(tmp_path / "ours.pth"), "--to", "transformers", "--out", str(tmp_path / "folder")])
+    assert DIFFERING["deimv2"] in caplog.text
+    assert f"{DIFFERING['deimv2']} With vitkit:" in (tmp_path / "folder" / "README.md").read_text()
 
 
 def test_unsupported_interpolation_is_named(tmp_path):

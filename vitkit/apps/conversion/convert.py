@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitkit.apps.conversion.transformers_writing import TOKENIZER, write_folder
+from vitkit.apps.conversion.transformers_writing import DIFFERING, TOKENIZER, write_folder
 from vitkit.apps.inference.card import card_path, make_card, read_metrics
 from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
@@ -111,19 +111,21 @@ def convert(
 def _usage(folder: Path) -> str:
     """Return how a folder of the transformers library is loaded, in Markdown."""
     name = folder.resolve().name
-    (architecture,) = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["architectures"]
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    (architecture,) = config["architectures"]
     readers = {"model": architecture}
     if (folder / PREPROCESSOR).is_file():
         readers["processor"] = "AutoImageProcessor"
     if (folder / TOKENIZER).is_file() or (folder / TOKENIZER_FILE).is_file():
         readers["tokenizer"] = "AutoTokenizer"
     lines = [f'{part} = {reader}.from_pretrained("OWNER/{name}")' for part, reader in readers.items()]
+    differs = f"{DIFFERING[kind]} With vitkit:" if (kind := config["model_type"]) in DIFFERING else ""
     code = "\n".join([f"from transformers import {', '.join(sorted(readers.values()))}", "", *lines])
     return f"""```python
 {code}
 ```
 
-Or, with `pip install vitkit`:
+{differs or "Or, with `pip install vitkit`:"}
 
 ```python
 import vitkit

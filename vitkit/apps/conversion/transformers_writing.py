@@ -1,6 +1,7 @@
 """Write folders of the transformers library from vitkit's models: the reverse of `transformers_configs`."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,14 @@ from vitkit.weights.tokenizer_files import in_file_order
 from vitkit.weights.transformers_folder import CONFIG, WEIGHTS
 from vitkit.weights.writing import write_bytes, write_safetensors
 
+logger = logging.getLogger("vitkit")
+
 TOKENIZER = "tokenizer_config.json"
+DIFFERING = {
+    "deimv2": "The transformers library's DEIMv2 has ReLU in its box heads, and norms before the selection of queries "
+    "and after the last map, so its predictions are not those of the original and of vitkit."
+}
+"""Kind of the library's models -> why the same weights predict something else in it."""
 _NOT_COMPARED = (
     *("pretrained", "frozen_stages", "frozen_stem", "freeze_detr", "drop_path", "dropout", "position_std"),
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
@@ -61,6 +69,8 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
         files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
         if isinstance(loaded.model.vocabulary, TokenizerVocabulary):  # of a text-prompted detector, in the file's order
             files[TOKENIZER_FILE] = loaded.model.vocabulary.content.encode()
+    if values["model_type"] in DIFFERING:
+        logger.warning("%s: %s", folder, DIFFERING[values["model_type"]])
     for name, data in files.items():
         write_bytes(folder / name, data)
     write_safetensors(folder / WEIGHTS[0], result.state)
