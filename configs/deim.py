@@ -43,7 +43,7 @@ SIZE_REPEATS = dict(n=None, s=20, m=6, l=4, x=3)
 def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
     of_size = TRAINING[size]
     mosaic_until, strong_until = of_size["mosaic_until"], of_size["strong_until"]
-    constant = dict(type="ConstantLR", warmup_steps=2000)
+    schedule = flat_cosine(mosaic_until, strong_until)
     optimizer = adamw(of_size, NO_WEIGHT_DECAY[size])
     if size in ("s", "m"):
         optimizer["lr_multipliers"] = {".bn.": 1.0}  # the backbone's batch norms train at the full rate
@@ -52,7 +52,7 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
         criterion=dfine_criterion("mal"),
         data=deim_data(4, mosaic_until, strong_until, size_repeats=SIZE_REPEATS[size]),
         optimizer=optimizer,
-        schedule=constant if size == "n" else flat_cosine(mosaic_until, strong_until),
+        schedule=schedule | dict(end_factor=1.0) if size == "n" else schedule,  # N's rate stays
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(of_size["epochs"], strong_until, RESTART_EMA_DECAY[size], BATCH_SIZE[size]),
     )

@@ -94,13 +94,13 @@ def config(size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "s"
     # The smallest sizes go on in squares of one size, without augmentation, before the restart.
     restart_epoch = 468 if size in LITE else strong_until
     warmup_steps = 4000 if size in LITE else 2000
-    constant = dict(type="ConstantLR", warmup_steps=warmup_steps)
+    schedule = flat_cosine(mosaic_until, restart_epoch, warmup_steps)
     return dict(
         model=deimv2_model(size),
         criterion=deimv2_criterion(size),
         data=deim_data(4, mosaic_until, strong_until, size=IMAGE_SIZES[size], **AUGMENTATION[size]),
         optimizer=adamw(of_size, _no_weight_decay(size)) | _adapter_rates(size),
-        schedule=constant if size == "n" else flat_cosine(mosaic_until, restart_epoch, warmup_steps),
+        schedule=schedule | dict(end_factor=1.0) if size == "n" else schedule,  # N's rate stays
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(of_size["epochs"], restart_epoch, batch_size=BATCH_SIZE[size]),
     )

@@ -47,7 +47,8 @@ def deim_data(
         strong_until, size_repeats, data: see `dfine_data`.
         mosaic, mixup: their probabilities.
         copy_blend, copy_blend_until: DEIMv2's CopyBlend: its probability, and the epoch at which it stops.
-        min_box_side: boxes that augmentation makes smaller than this, in pixels, are dropped.
+        min_box_side: boxes that augmentation makes smaller than this, in pixels, are dropped; above 1 also those that
+            are smaller in the square.
     """
     strong = _composed(COLORS, *ZOOM_AND_CROP, min_box_side=min_box_side)
     mosaics = dict(
@@ -61,6 +62,8 @@ def deim_data(
         until_epochs=[mosaic_from, mosaic_until, strong_until],
     )
     data = _with_squares(data or coco_detection(images_per_gpu), transforms, size, size_repeats, strong_until)
+    if min_box_side > 1:
+        data["squares"]["min_box_side"] = min_box_side
     if mixup:
         data["mixup"] = dict(probability=mixup, share=[0.45, 0.55], from_epoch=mosaic_from, until_epoch=mosaic_until)
     if copy_blend:

@@ -70,7 +70,8 @@ def composed(config: Config) -> list[dict]:
         dict(type="RandomIoUCrop", p=crop["p"]),
         dict(type="Sanitize", min_size=strong["min_box_side"]),
         dict(type="RandomHorizontalFlip"),
-        dict(type="Sanitize", min_size=strong["min_box_side"]),
+        # After the resizing; boxes below a single pixel are not removed once more.
+        dict(type="Sanitize", min_size=config["data"]["squares"].get("min_box_side", 1.0)),
     ]
     if mosaic:
         numbers = dict(rotation_range=mosaic["rotation"], translation_range=[mosaic["translation"]] * 2)
@@ -250,10 +251,13 @@ KEYS: dict[str, Setting | Constant | Difference] = {
     "lr_warmup_scheduler.type": Constant("linear", ("LinearWarmup",)),
     "lr_warmup_scheduler.warmup_duration": at("schedule.warmup_steps"),
     "deim:lr_warmup_scheduler.warmup_duration": Constant("warmup_iter takes its place", (500,)),
-    "lrsheduler": Constant("schedule.type: FlatCosineLR, for N ConstantLR", ("flatcosine",)),
-    "lr_gamma": Setting("schedule.end_factor", lambda c: c["schedule"].get("end_factor", 1.0)),
+    "lrsheduler": Constant("schedule.type: FlatCosineLR", ("flatcosine",)),
+    "lr_gamma": at("schedule.end_factor"),
     "warmup_iter": at("schedule.warmup_steps"),
-    "flat_epoch": Setting("schedule.flat_until_epoch", lambda c: c["schedule"].get("flat_until_epoch", 7800)),
+    "flat_epoch": Setting(
+        "schedule.flat_until_epoch; N's rate stays",
+        lambda c: 7800 if c["schedule"]["end_factor"] == 1 else c["schedule"]["flat_until_epoch"],
+    ),
     "no_aug_epoch": Setting(
         "train.epochs less train.restart_epoch", lambda c: c["train"]["epochs"] - c["train"]["restart_epoch"]
     ),

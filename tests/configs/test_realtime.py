@@ -115,8 +115,8 @@ def test_settings_of_d_fine_and_deim_are_those_of_the_originals(size, by_deim):
     assert head["activation"] == ("silu" if by_deim else "relu")
     mosaic_until = DEIM[size]["mosaic_until"] if by_deim else None
     assert data["train"]["transforms"]["until_epochs"] == [*([4, mosaic_until] if by_deim else []), strong_until]
-    flat = dict(type="FlatCosineLR", flat_until_epoch=mosaic_until, cosine_until_epoch=strong_until, end_factor=0.5)
-    schedule = flat if by_deim and size != "n" else dict(type="ConstantLR")
+    flat = dict(type="FlatCosineLR", flat_until_epoch=mosaic_until, cosine_until_epoch=strong_until)
+    schedule = flat | dict(end_factor=1.0 if size == "n" else 0.5) if by_deim else dict(type="ConstantLR")
     assert cfg["schedule"] == schedule | dict(warmup_steps=2000 if by_deim else 500)
 
 

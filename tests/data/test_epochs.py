@@ -295,3 +295,16 @@ def test_clips_are_not_squares():
         squash(Sample(image=torch.zeros(3, 2, 4, 4, dtype=torch.uint8), target={}), 4)
     # a dataset without epochs needs no methods of its own
     assert PlainDataset().set_epoch(3) is None and PlainDataset().set_num_epochs(5) is None
+
+
+def test_objects_that_are_small_in_the_square_are_removed():
+    boxes = torch.tensor([[0.5, 0.5, 0.2, 0.2], [0.5, 0.5, 0.1, 0.5], [0.5, 0.5, 0.5, 0.1], [0.5, 0.5, 1.0, 1.0]])
+    target = {"labels": torch.arange(4), "boxes_cxcywh": boxes, "masks": torch.ones(4, 40, 60, dtype=torch.bool)}
+    samples = [Sample(image=torch.zeros(3, 40, 60, dtype=torch.uint8), target=target)]
+    (squared,) = BatchAugmentation(dict(sizes=[20], min_box_side=3.0), None)(samples, 0, 0)
+    assert squared["target"]["labels"].tolist() == [0, 3] and len(squared["target"]["masks"]) == 2
+    assert torch.equal(squared["target"]["boxes_cxcywh"], boxes[[0, 3]]) and len(target["labels"]) == 4
+    (squared,) = BatchAugmentation(dict(sizes=[20]), None)(samples, 0, 0)
+    assert squared["target"]["labels"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match=r"data\.squares\.min_box_side: got -1"):
+        Squares(sizes=[20], min_box_side=-1)

@@ -384,3 +384,10 @@ def test_slow_first_step_of_a_compiled_run_is_announced(tmp_path, monkeypatch, c
     run(tmp_path / "compiled", epochs=1, compile=True)
     run(tmp_path / "eager", epochs=1)
     assert capsys.readouterr().out.count("train.compile: the first step, and the first with images of another") == 1
+
+
+def test_run_that_ends_before_the_matchers_late_costs_warns(tmp_path, caplog):
+    criterion = SquaredError()
+    criterion.matcher = SimpleNamespace(late=dict(epoch=2, power=4.0))
+    run(tmp_path / "run", criterion=criterion, epochs=2)
+    assert "criterion.matcher.late.epoch=2: the run ends before, with train.epochs=2" in caplog.text

@@ -320,6 +320,13 @@ def fit(
             settings.restart_epoch,
             settings.epochs,
         )
+    late = getattr(getattr(run.criterion, "matcher", None), "late", None)
+    if late is not None and late["epoch"] >= settings.epochs:
+        logger.warning(
+            "criterion.matcher.late.epoch=%d: the run ends before, with train.epochs=%d, so its costs never change.",
+            late["epoch"],
+            settings.epochs,
+        )
     run.checkpoints.check_disk_space()
     if on_start:
         on_start()

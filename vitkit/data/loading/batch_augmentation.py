@@ -20,6 +20,7 @@ class SquareOptions(TypedDict, total=False):
     sizes: Sequence[int]
     until_epoch: int
     final_size: int
+    min_box_side: float
 
 
 class MixupOptions(TypedDict, total=False):
@@ -51,11 +52,20 @@ class Squares:
     Args:
         sizes: sides of the squares, in pixels.
         until_epoch, final_size: from this epoch on, counted from 0, all squares have this size; None: never.
+        min_box_side: objects whose box is narrower or shorter than this in a square, in pixels, are removed.
     Raises:
-        ConfigError: there are no sizes, a size is not positive, or only one of the two is set.
+        ConfigError: there are no sizes, a size is not positive, `min_box_side` is below 0, or only one of the other two
+            is set.
     """
 
-    def __init__(self, *, sizes: Sequence[int] = (), until_epoch: int | None = None, final_size: int | None = None):
+    def __init__(
+        self,
+        *,
+        sizes: Sequence[int] = (),
+        until_epoch: int | None = None,
+        final_size: int | None = None,
+        min_box_side: float = 0.0,
+    ):
         if not sizes or min(sizes) < 1:
             raise ConfigError(f"data.squares.sizes: got {list(sizes)}; expected at least one number of pixels.")
         if (until_epoch is None) != (final_size is None) or (final_size is not None and final_size < 1):
@@ -63,9 +73,12 @@ class Squares:
                 f"data.squares: until_epoch is {until_epoch} and final_size is {final_size}; expected both, with at "
                 "least 1 pixel, or neither."
             )
+        if not min_box_side >= 0:
+            raise ConfigError(f"data.squares.min_box_side: got {min_box_side}; expected a number of pixels, or 0.")
         self.sizes = tuple(sizes)
         self.until_epoch = until_epoch
         self.final_size = final_size
+        self.min_box_side = min_box_side
 
     @property
     def largest(self) -> int:
@@ -284,7 +297,7 @@ class BatchAugmentation:
         samples = list(samples)
         step, batch = divmod(number, self.batches_per_step)
         if (side := self.side(epoch, number)) is not None:
-            samples = [squash(sample, side) for sample in samples]
+            samples = [without_small(squash(sample, side), self.squares.min_box_side) for sample in samples]
         number_in_step = batch * self.world_size + self.rank  # of those of all ranks
         random = np.random.default_rng([self.seed, epoch, step, 1 + number_in_step])
         if self.mixup is not None and len(samples) > 1:
@@ -319,6 +332,19 @@ def squash(sample: Sample, size: int) -> Sample:
             if name in target:
                 target[name] = target[name][visible]
     return Sample(image=resized, target=target)
+
+
+def without_small(sample: Sample, min_side: float) -> Sample:
+    """Remove objects whose box is narrower or shorter than this, in pixels of the image."""
+    target = dict(sample["target"])
+    if min_side <= 0 or "boxes_cxcywh" not in target:
+        return sample
+    height, width = sample["image"].shape[-2:]
+    is_large = (target["boxes_cxcywh"][:, 2:] * torch.tensor([width, height]) >= min_side).all(1)
+    for name in ("labels", "boxes_cxcywh", "masks"):
+        if name in target:
+            target[name] = target[name][is_large]
+    return Sample(image=sample["image"], target=target)
 
 
 def mix(sample: Sample, other: Sample, share: float) -> Sample:
