@@ -32,7 +32,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.errors import VitkitError, error_line
+from vitkit.errors import ConfigError, VitkitError, error_line
 from vitkit.text_format import pluralize
 from vitkit.tools.common import check_out, one_of, positive
 
@@ -164,6 +164,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     parts = [part for part in PARTS if part in args.parts or not args.parts]
     try:
+        if "fused" in parts and (args.device, args.precision) != ("cpu", "fp32"):
+            if args.parts:
+                raise ConfigError(
+                    f"fused: is measured on the CPU in float32; got --device {args.device} --precision "
+                    f"{args.precision}. Leave them out."
+                )
+            print("no rows of fused, which is measured on the CPU in float32", file=sys.stderr, flush=True)
+            parts.remove("fused")
         check_out("--out", args.out)
         check_out("--plot", args.plot and Path(args.plot))
         if "latency" in parts:
@@ -171,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except VitkitError as error:
         sys.exit(error_line(error))
     rows: list[Row] = []
+    tables: dict[str, list[Row]] = {}
     machine, header = describe_machine(args), None
     print(f"{machine}\n", flush=True)
     for part in parts:
@@ -184,11 +193,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 sys.exit(error_line(error))
             part_rows = [row._replace(setting=", ".join(filter(None, (row.setting, setting)))) for row in part_rows]
             rows += part_rows
+            # The ratios of a part may have a heading of their own.
+            tables.setdefault("latency" if part == "latency" else "", []).extend(part_rows)
             *columns, lines = markdown_table(part_rows).split("\n", 2)
             print(*(columns if columns != header else ()), lines, sep="\n", flush=True)
             header = columns
             if args.out:
-                args.out.write_text(f"{machine}\n\n{markdown_table(rows)}\n", encoding="utf-8")
+                text = "\n\n".join([machine, *map(markdown_table, tables.values())])
+                args.out.write_text(f"{text}\n", encoding="utf-8")
                 report = {"machine": machine, "rows": [row._asdict() for row in rows]}
                 args.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if args.plot:

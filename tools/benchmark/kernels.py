@@ -15,6 +15,7 @@ from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 Shapes = tuple[tuple[int, int], ...]
 SHAPES_800X1066: Shapes = ((100, 134), (50, 67), (25, 34), (13, 17))
 SHAPES_800X1333: Shapes = ((100, 167), (50, 84), (25, 42), (13, 21))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ORIGINAL, OURS, LIMIT = "original: grid_sample per level", "vitkit", "everything read and written once"
 
 
@@ -97,7 +98,7 @@ def deformable_inputs(case: DeformableCase, options: Options) -> list[Tensor]:
     locations = references[:, None, None, None] + 3 * torch.randn(*shape, 2, generator=generator) / sizes
     weights = torch.randn(shape, generator=generator).flatten(3).softmax(-1).view(shape)
     values = torch.randn(case.batch_size, num_locations, 8, 32, generator=generator)
-    dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+    dtype = DTYPES[options.precision]
     # As under autocast, locations stay in float32.
     return [values.to(options.device, dtype), locations.to(options.device), weights.to(options.device, dtype)]
 
@@ -126,7 +127,7 @@ def copying(case: DeformableCase, options: Options) -> Call:
 
 def least_bytes(case: DeformableCase, precision: str) -> int:
     """Return the bytes of inputs, outputs and gradients, for 8 heads of 32 channels with 4 points per level."""
-    size = {"fp32": 4, "bf16": 2}[precision]
+    size = DTYPES[precision].itemsize
     num_locations = sum(height * width for height, width in case.shapes)
     num_queries = case.num_queries or num_locations
     samples = num_queries * 8 * len(case.shapes) * 4
@@ -143,16 +144,17 @@ def measure_local_relation(options: Options) -> list[Row]:
     for training, passes in ((False, "forward"), (True, "forward and backward")):
         # The size is that of a classifier's second stage, with the paper's window.
         what = f"local relation, {passes}, 56x56x64, 7x7, m=8, batch 2"
-        builders = {name: partial(relation, name, options.device, training=training) for name in FORMULATIONS}
+        builders = {name: partial(relation, name, options, training=training) for name in FORMULATIONS}
         rows += compare(what, builders, options)
     return rows
 
 
-def relation(name: str, device: str, *, training: bool) -> Call:
+def relation(name: str, options: Options, *, training: bool) -> Call:
     """Return a call of a formulation on random queries, keys, values and geometry priors."""
     generator = torch.Generator().manual_seed(0)
     sizes = [(2, 8, 56, 56), (2, 8, 56, 56), (2, 64, 56, 56), (8, 7, 7)]
-    inputs = [torch.randn(size, generator=generator).to(device) for size in sizes]
+    dtype = DTYPES[options.precision]
+    inputs = [torch.randn(size, generator=generator).to(options.device, dtype) for size in sizes]
     return operator_call(FORMULATIONS[name], inputs, training=training)
 
 

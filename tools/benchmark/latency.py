@@ -30,7 +30,7 @@ from vitkit.apps.conversion.transformers_writing import make_config_json
 from vitkit.apps.deployment.checks import Inputs, run_graph
 from vitkit.apps.deployment.export import Part, make_image_example, quantize, write_part
 from vitkit.apps.exported.graphs import ExportGraph, image_graph
-from vitkit.apps.exported.runtimes import ONNX_FILES, import_optional_module, read_onnx
+from vitkit.apps.exported.runtimes import ExportedFile, OnnxFile, OpenVinoFile, import_optional_module, read_onnx
 from vitkit.apps.exported.settings import ExportSettings, Runtime
 from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError, DataError
@@ -151,7 +151,7 @@ def compile_mode(options: Options) -> str:
 def by_file(job: Job, runtime: Runtime, *, quantized: bool = False) -> Call:
     """Return a call of the model's ONNX file for one size of images."""
     path = exported(job, quantized)
-    file, inputs = ONNX_FILES[runtime](path, {}), image_batch(job)
+    file, inputs = open_on_cpu(path, runtime), image_batch(job)
     return lambda: file.run(inputs)
 
 
@@ -206,8 +206,13 @@ def by_file_from_outside(file: OnnxFromOutside, batch_size: int, runtime: Runtim
         DataError: it takes something else than a batch of images.
     """
     inputs = inputs_from_outside(file, batch_size)
-    opened = ONNX_FILES[runtime](file.path, {})
+    opened = open_on_cpu(file.path, runtime)
     return lambda: opened.run(inputs)
+
+
+def open_on_cpu(path: Path, runtime: Runtime) -> ExportedFile:
+    """Open an ONNX file to run on the CPU, as all rows of files do."""
+    return OnnxFile(path, {}, on_cpu=True) if runtime == "onnxruntime" else OpenVinoFile(path, {})
 
 
 def inputs_from_outside(file: OnnxFromOutside, batch_size: int) -> Inputs:

@@ -50,7 +50,7 @@ def plot_latencies(rows: Sequence[Row], out_path: str | Path, *, title: str) -> 
         shown = [row for row in rows if row.setting == setting]
         for name in sorted({row.name for row in shown}, key=list(STYLES).index):
             _draw(axes, name, [row for row in shown if row.name == name])
-        axes.set(xscale="log", xlabel="milliseconds, measured", ylabel="COCO AP, published", title=setting)
+        axes.set(xscale="log", xlabel="milliseconds, measured", ylabel="COCO AP, published for float32", title=setting)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.minorticks_off()

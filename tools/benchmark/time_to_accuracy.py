@@ -12,6 +12,7 @@ Example:
 """
 
 import argparse
+import hashlib
 import itertools
 import os
 import re
@@ -90,10 +91,11 @@ def _key(row: Row) -> tuple[str, float, int, str]:
     return row["arm"], row["budget"], row["seed"], row["device"]
 
 
-def _folder(args: argparse.Namespace, name: str, minutes: float, seed: int) -> Path:
-    # A run is not continued on another processor.
+def _folder(args: argparse.Namespace, name: str, minutes: float, seed: int, settings: Sequence[str] = ()) -> Path:
+    # A run is not continued on another processor, with other data or by other settings.
     processor = re.sub(r"[^a-z0-9]+", "_", describe_processor().lower()).strip("_")
-    return args.run_dir / processor / f"{name}-{minutes:g}min-{seed}"
+    about = hashlib.sha256(shlex.join([str(args.root.resolve()), *settings]).encode()).hexdigest()[:8]
+    return args.run_dir / processor / f"{name}-{minutes:g}min-{seed}-{about}"
 
 
 def train_dino(args: argparse.Namespace, minutes: float, seed: int, rows: Sequence[Row]) -> Row:
@@ -121,8 +123,8 @@ def train_dino(args: argparse.Namespace, minutes: float, seed: int, rows: Sequen
 def train_faster_rcnn(args: argparse.Namespace, minutes: float, seed: int, rows: Sequence[Row]) -> Row:
     """Train torchvision's detector for the time; return its row."""
     weights = "random" if args.weights is None else args.weights.stem
-    folder = _folder(args, f"faster_rcnn-{weights}-{args.size}", minutes, seed)
     command = _faster_rcnn_command(args, minutes, seed)
+    folder = _folder(args, f"faster_rcnn-{weights}-{args.size}", minutes, seed, command)
     run_to_end(["vitkit", "benchmark.faster_rcnn", *command, "--run-dir", str(folder)], folder)
     result = read_json(folder / RESULT_NAME, key="results")
     if not isinstance(result, dict):

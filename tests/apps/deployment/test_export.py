@@ -220,6 +220,22 @@ def test_an_operation_that_a_format_lacks_is_named(tmp_path):
         export(Translator(model, dict(source=vocabulary, target=vocabulary)), cfg, tmp_path / "a.onnx")
 
 
+def test_weights_that_no_onnx_file_can_hold_are_an_error_before_anything_is_traced(tmp_path):
+    class Large(ExportGraph):
+        axes = {"x": ("batch", None)}
+
+        def forward(self, x):
+            raise AssertionError("traced")
+
+    with torch.device("meta"):
+        part = Part("", Large(torch.nn.Linear(2**15, 2**14)), [], {"x": torch.ones(2, 2**15)})  # 2 GiB
+        large = Part("", Large(torch.nn.Linear(2**15, 2**16)), [], {"x": torch.ones(2, 2**15)})
+    with pytest.raises(ConfigError, match=r"a.onnx have 2.0 GiB; .* 2 GiB at most\. Choose format torch, or .* fp16\."):
+        write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
+    with pytest.raises(ConfigError, match=r"a.onnx have 8.0 GiB; .* Choose format torch\."):
+        write_part(large, tmp_path / "a.onnx", ExportSettings(), {})
+
+
 class Decomposition(ExportGraph):
     """Eigenvalues, which ONNX has no operation for."""
 

@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -80,6 +81,31 @@ def test_table_names_each_group_once():
         "| inference | a | 1000 ms | 1.00 | 200 MiB | 1.00 |",
         "|  | b | 50 ms | 0.050 |  |  |",
     ]
+
+
+def test_ratios_of_other_kinds_are_in_tables_of_their_own(tmp_path, monkeypatch, capsys):
+    rows = {
+        "latency": [Row("N", "vitkit", 1.0, 0.8, published_ap=42.8)],
+        "local_relation": [Row("relation", "original", 1.0, 1.0), Row("relation", "vitkit", 0.5, 0.5)],
+    }
+    monkeypatch.setattr(benchmark, "measure", lambda part, args, threads: rows[part])
+    process = SimpleNamespace(submit=lambda function, *args: SimpleNamespace(result=lambda: function(*args)))
+    monkeypatch.setattr(benchmark, "ProcessPoolExecutor", lambda *_: nullcontext(process))
+    out = tmp_path / "table.md"
+    benchmark.main(["latency", "local_relation", "--threads", "1", "2", "--rows", "vitkit", "--out", str(out)])
+    first, second = out.read_text().split("\n\n")[1:]
+    assert first.startswith("| | | COCO AP | time | of transformers' fastest |") and first.count("42.8") == 2
+    assert second.startswith("| | | time | ratio | peak memory | ratio |") and second.count("original") == 2
+
+
+def test_a_part_of_the_cpu_in_float32_refuses_others(monkeypatch, capsys):
+    option = ["--precision", "bf16"]
+    monkeypatch.setattr(benchmark, "describe_machine", lambda args: "")
+    with pytest.raises(SystemExit, match="error: fused: is measured on the CPU in float32; got --device"):
+        benchmark.main(["fused", *option])
+    monkeypatch.setattr(benchmark, "PARTS", {"fused": "fused"})  # all parts are asked for
+    benchmark.main(option)
+    assert capsys.readouterr().err == "no rows of fused, which is measured on the CPU in float32\n"
 
 
 def test_clip_models_are_compared_with_models_of_the_same_size():

@@ -10,6 +10,11 @@ from vitkit.tools.benchmark import time_to_accuracy
 from vitkit.tools.benchmark.time_to_accuracy import DINO, FASTER_RCNN, main
 
 
+def name_of(folder):
+    """Return a run's name without the end that stands for its data and settings."""
+    return str(folder.relative_to("runs/time_to_accuracy")).rpartition("-")[0]
+
+
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     """Let runs take no time: DINO's epochs take three minutes, and their AP is a hundredth of the minutes."""
@@ -18,7 +23,7 @@ def runs(monkeypatch, tmp_path):
     started = []
 
     def run_arm(command, folder, *, seed, epochs, ablation, device):
-        started.append((str(folder.relative_to("runs/time_to_accuracy")), epochs))
+        started.append((name_of(folder), epochs))
         assert f"schedule.warmup_epochs={epochs / 20:g}" in command
         metrics = {"bbox/AP": 0.01 * 3 * epochs + 0.01 * seed, "bbox/AP50": 0.9}
         times = dict(minutes=4.0 * epochs, processor_minutes=3.0 * epochs)
@@ -29,9 +34,9 @@ def runs(monkeypatch, tmp_path):
         )  # fmt: skip
 
     def run_to_end(command, folder):
-        started.append((str(folder.relative_to("runs/time_to_accuracy")), command[1]))
+        started.append((name_of(folder), command[1]))
         assert command[command.index("--weights") + 1] == "w.pth" and "--stride-in-1x1" in command
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         values = dict(AP=0.1, AP50=0.2, steps=50, epochs=1, processor_minutes=15.0, minutes=16.0)
         (folder / "result.json").write_text(json.dumps(values))
 
@@ -88,3 +93,15 @@ def test_wrong_options_are_named_before_anything_is_trained(arguments, message, 
     with pytest.raises(SystemExit) as stopped:
         main(["data/bccd", *arguments])
     assert message in f"{stopped.value} {capsys.readouterr().err}" and not runs
+
+
+def test_runs_of_other_data_or_settings_have_folders_of_their_own(runs):
+    args = ["--weights", "w.pth", "--stride-in-1x1", "--minutes", "15", "--seeds", "1"]
+    folder = Path("runs/time_to_accuracy/a_processor_avx2")
+    main(["data/bccd", *args])
+    assert len([*folder.glob("faster_rcnn-*")]) == 1
+    main(["data/bccd", *args, "--out", "again"])  # the results are lost, and the run is still there
+    assert len([*folder.glob("faster_rcnn-*")]) == 1
+    main(["data/other", *args, "--out", "other"])
+    main(["data/bccd", *args, "--out", "means", "--pixel-mean", "0.4", "0.4", "0.4"])
+    assert len([*folder.glob("faster_rcnn-*")]) == 3

@@ -38,7 +38,7 @@ from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
-from vitkit.apps.exported.loading import METADATA, open_exported
+from vitkit.apps.exported.loading import METADATA, open_exported, read_onnx_metadata
 from vitkit.apps.exported.runtimes import OnnxFile, import_optional_module
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
@@ -57,6 +57,8 @@ from vitkit.logging import print_line
 from vitkit.text_format import pluralize
 from vitkit.weights import LoadReport
 
+MAX_ONNX_BYTES = 2**31 - 2**24
+"""The weights of an ONNX file, in bytes, beside 16 MiB for its graph: it is one message of protobuf, of 2 GiB."""
 TRACED_SIZE = (259, 515)
 """Height and width of the traced images. At strides 4 to 32 they are not multiples of a window, and at strides 4 to 16
 they are odd, so that all padding is recorded."""
@@ -353,6 +355,13 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
     graph = part.graph
     if settings.precision == "fp16":
         graph = copy.deepcopy(graph).half()
+    num_bytes = sum(tensor.nbytes for tensor in (*graph.parameters(), *graph.buffers()))
+    if settings.format == "onnx" and num_bytes > MAX_ONNX_BYTES:
+        halved = settings.precision == "fp32" and num_bytes <= 2 * MAX_ONNX_BYTES
+        raise ConfigError(
+            f"export: the weights of {path.name} have {num_bytes / 2**30:.1f} GiB; an ONNX file has 2 GiB at most. "
+            f"Choose format torch{', or precision fp16' * halved}."
+        )
     example = {name: part.example[name] for name in graph.axes}
     with announced(f"tracing   {path.name}"):
         outputs = list(run_graph(part.graph, example))
@@ -497,7 +506,9 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     """
     tolerance = TOLERANCES[settings.precision] if settings.tolerance is None else settings.tolerance
     try:
-        file = open_exported(path)
+        # On the CPU, as the model: a GPU rounds in another way, and its times would not be this processor's.
+        is_onnx = settings.format == "onnx"
+        file = OnnxFile(path, read_onnx_metadata(path), on_cpu=True) if is_onnx else open_exported(path)
         compared = differences(part.graph, file, part.batches, tolerance)
     except (CheckpointError, DataError) as error:
         # Such as ONNX Runtime's attention of opset 23, which takes no mask that all queries share.
@@ -514,7 +525,7 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     first = part.batches[0]
     timed = [lambda: file.run(first), lambda: run_graph(part.graph, first)]
     if settings.precision == "int8":
-        unquantized = OnnxFile(unquantized_path(path), {})
+        unquantized = OnnxFile(unquantized_path(path), {}, on_cpu=True)
         timed.append(lambda: unquantized.run(first))
     with announced(f"timing    {final.name}"):
         by_file, by_pytorch, *in_float32 = seconds_in_turn(timed)

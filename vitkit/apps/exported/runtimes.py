@@ -64,19 +64,19 @@ class OnnxFile:
     Args:
         path: a file that was read by `read_onnx` before, as its graph may otherwise run without an end.
         metadata: see `ExportedFile`; empty for a file that vitkit has not written.
+        on_cpu: leave a GPU alone.
     Raises:
         CheckpointError: ONNX Runtime cannot open the file.
     """
 
-    def __init__(self, path: str | Path, metadata: Mapping[str, Any]):
+    def __init__(self, path: str | Path, metadata: Mapping[str, Any], *, on_cpu: bool = False):
         runtime = import_optional_module("onnxruntime")
         self.path, self.metadata = path, metadata
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _FATAL
-        providers = [
-            p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in runtime.get_available_providers()
-        ]
+        wanted = ("CPUExecutionProvider",) if on_cpu else ("CUDAExecutionProvider", "CPUExecutionProvider")
+        providers = [provider for provider in wanted if provider in runtime.get_available_providers()]
         try:
             self._session = _in_time(path, lambda: runtime.InferenceSession(str(path), options, providers=providers))
         except CheckpointError:
