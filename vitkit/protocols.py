@@ -503,6 +503,8 @@ class Criterion(nn.Module):
     """The fields of each target that it always reads, checked likewise."""
     epoch: int = 0
     """The epoch of the training, counted from 0; a run sets it."""
+    changes_at: int | None = None
+    """The epoch from which on it computes something else, so that a run that ends before can be warned of."""
     step_share: Tensor | None = None
     """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
 

@@ -7,13 +7,15 @@ import torch
 from helpers.clocks import Clock
 from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
 
+from vitkit.config import load_config
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.hooks import EndAfter, Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import describe, fit, seed_everything
 from vitkit.errors import CheckpointError, ConfigError, TrainingError
-from vitkit.registry import SCHEDULES
+from vitkit.protocols import Criterion
+from vitkit.registry import CRITERIA, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
 from vitkit.weights.names import RUN_WEIGHTS
@@ -387,7 +389,8 @@ def test_slow_first_step_of_a_compiled_run_is_announced(tmp_path, monkeypatch, c
 
 
 def test_run_that_ends_before_the_matchers_late_costs_warns(tmp_path, caplog):
-    criterion = SquaredError()
-    criterion.matcher = SimpleNamespace(late=dict(epoch=2, power=4.0))
-    run(tmp_path / "run", criterion=criterion, epochs=2)
-    assert "criterion.matcher.late.epoch=2: the run ends before, with train.epochs=2" in caplog.text
+    class Changing(SquaredError, Criterion):
+        changes_at = CRITERIA.build(load_config("deimv2_n_coco")["criterion"]).changes_at
+
+    run(tmp_path / "run", criterion=Changing(), epochs=2)
+    assert "criterion Changing: it changes at epoch 136, and the run ends before, with train.epochs=2." in caplog.text

@@ -13,6 +13,8 @@ class Matcher(nn.Module):
 
     epoch: int = 0
     """The epoch of the training, counted from 0, for matchers that change with it; `MatchedCriterion` sets it."""
+    changes_at: int | None = None
+    """The epoch from which on it matches in another way."""
     activation: str = "softmax"
     """The class logits that the matcher expects: "softmax", whose last class is "no object", or "sigmoid", one for each
     class."""

@@ -61,6 +61,7 @@ class HungarianMatcher(Matcher):
         self.weights = {"labels": cost_labels, "l1": cost_l1, "giou": -cost_giou}
         self.activation = activation
         self.late = None if late is None else LateCosts(epoch=late["epoch"], power=late.get("power", 4.0))
+        self.changes_at = None if late is None else late["epoch"]
 
     @torch.no_grad()
     def forward(
