@@ -153,6 +153,11 @@ class Fuses(Protocol):
         which parts are replaced. Its remaining parts are asked next."""
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which see its input, its output or their gradients."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
 def fuses(module: nn.Module) -> TypeGuard[Fuses]:
     """Return whether a module's class has the method of `Fuses`, for the `forward` that it runs: a subclass with
     another one may compute something else. An attribute or a submodule may have the method's name."""
@@ -234,7 +239,7 @@ class Model(nn.Module):
 
         Raises:
             ConfigError: the model is in training mode, fused already, or has weights that are not finite or without
-                values.
+                values, or variances below 0; or a module's `fused` returns no module, and the model is fused in part.
         """
         name = type(self).__name__
         if self.training:
@@ -242,7 +247,8 @@ class Model(nn.Module):
         if self.is_fused:
             raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
         # Some kernels of activations turn NaN into a number, which would hide that the weights are broken.
-        statistics = (item for item in self.named_buffers() if item[0].endswith(("running_mean", "running_var")))
+        norms = (item for item in self.named_modules() if getattr(item[1], "running_var", None) is not None)
+        statistics = (item for prefix, norm in norms for item in norm.named_buffers(prefix, recurse=False))
         for weights, value in (*self.named_parameters(), *statistics):
             if value.is_meta:
                 raise ConfigError(
@@ -253,14 +259,16 @@ class Model(nn.Module):
                 raise ConfigError(
                     f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
                 )
+            if weights.endswith(".running_var") and (value < 0).any():
+                raise ConfigError(f"fuse: {name} has variances below 0, in {weights}. Load an earlier checkpoint.")
         backbone = child(self, "backbone")
-        norms = _count_norms(backbone)
+        count = _count_norms(backbone)
+        self.is_fused = True  # in part, also if a module's `fused` fails
         with torch.no_grad():
             _fuse_parts(self)
         self.eval()  # new modules begin in training mode
-        self.is_fused = True
         if backbone is not None and not fuses(backbone) and (left := _count_norms(backbone)):
-            _warn_of_norms(type(backbone).__name__, left, norms)
+            _warn_of_norms(type(backbone).__name__, left, count)
         return self
 
     def fused_copy(self) -> "Model":
@@ -364,9 +372,8 @@ def _fuse_parts(module: nn.Module) -> None:
         ConfigError: a module's `fused` returns something else than a module.
     """
     for name, part in list(module.named_children()):
-        has_hooks = bool(part._forward_hooks or part._forward_pre_hooks)
         if fuses(part):
-            replacement = part if has_hooks else part.fused()
+            replacement = part if has_hooks(part) else part.fused()
             if not isinstance(replacement, nn.Module):
                 raise ConfigError(
                     f"fuse: {type(part).__name__}.fused() returned {type(replacement).__name__}; expected a module, "
@@ -504,7 +511,8 @@ class Criterion(nn.Module):
     epoch: int = 0
     """The epoch of the training, counted from 0; a run sets it."""
     changes_at: int | None = None
-    """The epoch from which on it computes something else, so that a run that ends before can be warned of."""
+    """The epoch from which on it computes something else, so that a run that ends before can be warned of; a part of
+    it, such as a matcher, may have this, too."""
     step_share: Tensor | None = None
     """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
 

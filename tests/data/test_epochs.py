@@ -306,5 +306,8 @@ def test_objects_that_are_small_in_the_square_are_removed():
     assert torch.equal(squared["target"]["boxes_cxcywh"], boxes[[0, 3]]) and len(target["labels"]) == 4
     (squared,) = BatchAugmentation(dict(sizes=[20]), None)(samples, 0, 0)
     assert squared["target"]["labels"].tolist() == [0, 1, 2, 3]
+    target["phrase_spans"] = [[(i, i + 1)] for i in range(4)]
+    (squared,) = BatchAugmentation(dict(sizes=[20], min_box_side=3.0), None)(samples, 0, 0)
+    assert squared["target"]["phrase_spans"] == [[(0, 1)], [(3, 4)]] and len(target["phrase_spans"]) == 4
     with pytest.raises(ConfigError, match=r"data\.squares\.min_box_side: got -1"):
         Squares(sizes=[20], min_box_side=-1)

@@ -14,7 +14,6 @@ from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import describe, fit, seed_everything
 from vitkit.errors import CheckpointError, ConfigError, TrainingError
-from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
@@ -389,8 +388,15 @@ def test_slow_first_step_of_a_compiled_run_is_announced(tmp_path, monkeypatch, c
 
 
 def test_run_that_ends_before_the_matchers_late_costs_warns(tmp_path, caplog):
-    class Changing(SquaredError, Criterion):
-        changes_at = CRITERIA.build(load_config("deimv2_n_coco")["criterion"]).changes_at
-
-    run(tmp_path / "run", criterion=Changing(), epochs=2)
-    assert "criterion Changing: it changes at epoch 136, and the run ends before, with train.epochs=2." in caplog.text
+    criterion = SquaredError()
+    criterion.matcher = CRITERIA.build(load_config("deimv2_n_coco")["criterion"]).matcher
+    run(tmp_path / "run", criterion=criterion, epochs=2)
+    message = (
+        "criterion.matcher (HungarianMatcher): it changes at epoch 136, and the run ends before, with train.epochs=2"
+    )
+    assert message in caplog.text
+    for changes_at in (2, 1):
+        caplog.clear()
+        criterion.matcher.changes_at = changes_at
+        run(tmp_path / f"{changes_at}", criterion=criterion, epochs=2)
+        assert ("the run ends before" in caplog.text) == (changes_at == 2)

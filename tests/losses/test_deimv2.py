@@ -69,12 +69,12 @@ def test_phases_match_differently():
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: HungarianMatcher(**COSTS, late=dict(power=4.0)), r"late=\{'power': 4.0\}: expected an epoch from 0 and a"),
-    (lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=0)), "expected an epoch from 0 and a power above 0"),
-    (
-        lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=float("nan"))),
-        "expected an epoch from 0 and a power above 0",
-    ),
+    (lambda: HungarianMatcher(**COSTS, late=dict(power=4.0)), "late.epoch=None: expected a number of epochs from 0"),
+    (lambda: HungarianMatcher(**COSTS, late=dict(epoch=True)), "late.epoch=True: expected a number of epochs from 0"),
+    (lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=0)), "late.power=0: expected a number above 0"),
+    (lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power="4")), "late.power='4': expected a number above 0"),
+    (lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=float("nan"))), "late.power=nan: expected a number"),
+    (lambda: HungarianMatcher(**COSTS, late=dict(epoch=3, power=float("inf"))), "late.power=inf: expected a number"),
     (lambda: HungarianMatcher(**COSTS, late=3), r"late=3: expected a dict, such as dict\(epoch=400, power=4\)"),
     (lambda: HungarianMatcher(**COSTS, late=dict(epochs=3)), "late.epochs: unknown key. Did you mean"),
     (lambda: make_criterion(union=False), "union=False: the losses of distributions need the union of matches, but w"),

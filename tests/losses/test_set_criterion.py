@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
@@ -176,6 +177,16 @@ def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
     torch.testing.assert_close(losses["enc_labels"], expected)
     sum(losses.values()).backward()
     assert encoder["pred_boxes"].grad is not None
+
+
+def test_a_matcher_needs_no_base_class():
+    class First(nn.Module):
+        activation = "softmax"
+
+        def forward(self, layers_and_targets):
+            return []
+
+    assert isinstance(make_criterion(matcher=First()).matcher, First)
 
 
 def test_settings_for_another_kind_of_logits_are_refused():

@@ -23,7 +23,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import use_kernels
 from vitkit.nn.fusion import FusedConv, can_fold
 from vitkit.nn.layers import merge_norm
-from vitkit.nn.rep_blocks import RepBlock
+from vitkit.nn.rep_blocks import ConvNorm, RepBlock
 from vitkit.registry import BACKBONES
 
 TIMM = ("hgnetv2_b0.ssld_stage2_ft_in1k", "resnet18.a1_in1k", "resnet26d.bt_in1k", "test_efficientnet.r160_in1k")
@@ -459,6 +459,32 @@ def test_branch_that_is_watched_is_not_merged():
     block.conv2.register_forward_hook(lambda *_: seen.append("branch"))
     block.fused()(torch.zeros(1, 4, 8, 8))
     assert seen == ["branch"]
+
+
+def test_branch_that_computes_something_else_is_not_merged():
+    class Doubled(ConvNorm):
+        def forward(self, x, padding_mask=None):
+            return 2 * super().forward(x, padding_mask)
+
+    block, x = RepBlock(4).eval(), torch.rand(1, 4, 8, 8)
+    block.conv2 = Doubled(4, 4, 1, silu=False).eval()
+    with torch.no_grad():
+        assert_same(block.fused()(x), block(x))
+    block.conv2 = ConvNorm(4, 4, 1, silu=True).eval()
+    with torch.no_grad():
+        assert_same(block.fused()(x), block(x))
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_parts_whose_gradients_are_watched_stay(register):
+    model = dense_model("RTDETR").eval()
+    block = next(module for module in model.modules() if isinstance(module, RepBlock))
+    seen = []
+    getattr(block, register)(lambda *_: seen.append("block"))
+    model.fuse()
+    assert block in list(model.modules())
+    model(images(96, 64)[0].requires_grad_())["pred_logits"].sum().backward()
+    assert seen == ["block"]
 
 
 def test_what_is_watched_is_not_folded():

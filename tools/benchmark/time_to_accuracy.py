@@ -2,9 +2,9 @@
 (configs/bccd/dino_r18.py, from random weights) and torchvision's Faster R-CNN R50-FPN (faster_rcnn.py).
 
 Each time has a run of its own, whose schedule ends with it, evaluated once, at its end; DINO gets the whole epochs that
-fit. Runs are added to time_to_accuracy.json, and the table is written beside it. A run that is there for this processor
-is not repeated, an interrupted one is resumed. To measure as on a processor that has only AVX2, set
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2; the table says so.
+fit by the time of the epochs before. Runs are added to time_to_accuracy.json, and the table is written beside it. A run
+that is there for this processor is not repeated, an interrupted one is resumed. To measure as on a processor that has
+only AVX2, set ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2; the table says so.
 
 Example:
     python tools/benchmark/time_to_accuracy.py data/bccd --minutes 15 30 50 --seeds 42 43 \\
@@ -101,11 +101,15 @@ def _folder(args: argparse.Namespace, name: str, minutes: float, seed: int, sett
 def train_dino(args: argparse.Namespace, minutes: float, seed: int, rows: Sequence[Row]) -> Row:
     """Train vitkit's detector for the epochs that fit into the time; return its row.
 
-    An epoch's time is that of the last run on this processor if there is one, otherwise by that of a few steps.
+    An epoch's time is that of the last run on this processor and data if there is one, otherwise that of a few steps.
     """
     command = ["vitkit", "train", "bccd/dino_r18", f"data.root={args.root}"]
     folder = _folder(args, "dino_r18", minutes, seed)
-    earlier = [row for row in rows if (row["arm"], row["device"]) == (DINO, describe_processor())]
+    earlier = [
+        row
+        for row in rows
+        if (row["arm"], row["device"]) == (DINO, describe_processor()) and shlex.join(command[3:]) in row["command"]
+    ]
     if (folder / LAST_NAME).is_file():
         epochs = load_config(folder / CONFIG_NAME)["train"]["epochs"]
     elif earlier:

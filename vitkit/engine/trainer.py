@@ -49,7 +49,7 @@ from vitkit.engine.run_folder import (
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
-from vitkit.protocols import Criterion, Dataset
+from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
@@ -320,12 +320,15 @@ def fit(
             settings.restart_epoch,
             settings.epochs,
         )
-    for module in run.criterion.modules():
-        if isinstance(module, Criterion) and module.changes_at is not None and module.changes_at >= settings.epochs:
+    for name, module in run.criterion.named_modules(prefix="criterion"):
+        changes_at = getattr(module, "changes_at", None)
+        if changes_at is not None and changes_at >= settings.epochs:
             logger.warning(
-                "criterion %s: it changes at epoch %d, and the run ends before, with train.epochs=%d.",
+                "%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that epoch in "
+                "its settings, or train longer.",
+                name,
                 type(module).__name__,
-                module.changes_at,
+                changes_at,
                 settings.epochs,
             )
     run.checkpoints.check_disk_space()

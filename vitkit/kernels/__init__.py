@@ -51,6 +51,17 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
+# The compilers of some versions take `torch.compiler.is_exporting` to be true wherever they trace it themselves.
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """Return whether a graph is being recorded for another program, which only knows PyTorch's operators."""
+    if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+        return True
+    if hasattr(torch.compiler, "is_exporting"):  # since PyTorch 2.7
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling()
+
+
 def convolution_layout(images: Tensor) -> torch.memory_format:
     """Return the layout of a network of 3x3 convolutions, whose maps all have that of its input.
 

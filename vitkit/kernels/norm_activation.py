@@ -35,7 +35,7 @@ def _is_trained_on_cpu(x: Tensor, norm: nn.Module) -> bool:
     return (
         x.device.type == "cpu"
         and type(norm) is nn.BatchNorm2d  # with neither a hook nor a forward pass of its own
-        and not (norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm))
+        and not (norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__)
         and not (norm._backward_hooks or norm._backward_pre_hooks)
         and norm.training
         and norm.affine

@@ -128,7 +128,6 @@ class MatchedCriterion(Criterion):
         super().__init__()
         self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.matcher = MATCHERS.build(matcher)
-        self.changes_at = self.matcher.changes_at
         self.weights = dict(weights)
         self.no_object_weight = no_object_weight
         self.meters = {"matched_accuracy": RatioMeter()}

@@ -1,6 +1,7 @@
 """The optimal one-to-one assignment of queries to targets (Carion et al. 2020, https://arxiv.org/abs/2005.12872)."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
@@ -204,8 +205,11 @@ def _check_late(late: LateCosts) -> None:
     for key in late:
         if key not in LateCosts.__annotations__:
             raise ConfigError(f"late.{key}: unknown key. {nearest(key, LateCosts.__annotations__)}")
-    if not isinstance(late.get("epoch"), int) or late["epoch"] < 0 or not late.get("power", 4.0) > 0:
-        raise ConfigError(f"late={dict(late)}: expected an epoch from 0 and a power above 0.")
+    epoch, power = late.get("epoch"), late.get("power", 4.0)
+    if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+        raise ConfigError(f"late.epoch={epoch!r}: expected a number of epochs from 0.")
+    if not isinstance(power, (int, float)) or isinstance(power, bool) or not 0 < power < math.inf:
+        raise ConfigError(f"late.power={power!r}: expected a number above 0.")
 
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:

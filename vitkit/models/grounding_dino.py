@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.grounding_dino import Text
+from vitkit.kernels import is_exporting
 from vitkit.models.base import Detector, attention_in, check_detections
 from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
@@ -224,7 +225,7 @@ class GroundingDINO(Detector):
             return self._read(features, padding_mask, tokens, blocks, is_word, targets)
         parts = [(tokens, blocks, is_word)]
         is_long = self.chunk_size is not None or tokens.shape[1] > self.max_tokens
-        if is_long and not torch.compiler.is_exporting():
+        if is_long and not is_exporting():
             limits = dict(max_tokens=self.max_tokens, max_phrases=None if captions else self.chunk_size)
             parts = split_prompts(tokens, blocks, is_word, **limits)
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)

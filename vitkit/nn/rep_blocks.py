@@ -55,9 +55,9 @@ class RepBlock(nn.Module):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.Fuses`: one convolution."""
-        branches = (self.conv1, self.conv2)
-        if not all(can_fold(*branch) and not is_watched(branch) for branch in branches):
-            return self
+        for branch in (self.conv1, self.conv2):
+            if type(branch) is not ConvNorm or len(branch) != 2 or is_watched(branch) or not can_fold(*branch):
+                return self
         (weight, bias), (weight2, bias2) = merge_norm_unrounded(*self.conv1), merge_norm_unrounded(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the center.
         return FusedConv(self.conv1[0], weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2, "silu")

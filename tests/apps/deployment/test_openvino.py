@@ -5,6 +5,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers.small_exports import IMAGES
@@ -50,6 +51,21 @@ def test_openvino_keeps_to_pytorchs_threads_and_to_float32(file):
     assert model.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
     assert model.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
     assert not model.get_property("ENABLE_CPU_PINNING")
+
+
+def test_openvino_refuses_what_onnx_runtime_refuses(file, monkeypatch):
+    opened = open_exported(file, "openvino")
+    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    inputs = dict(images=images, padding_mask=images[:, 0] > 0, image_sizes=torch.tensor([[64, 64]]))
+    with pytest.raises(DataError, match=r"tiny.onnx: cannot take images .* \(images is float32; expected uint8\)"):
+        opened.run(dict(inputs, images=images / 255))
+    assert opened.run(inputs)
+
+    result = SimpleNamespace(to_tuple=lambda: [np.zeros((0, 100), np.float32) for _ in opened.outputs])
+    request = SimpleNamespace(infer=lambda *_, **__: result)
+    monkeypatch.setattr(opened, "_model", SimpleNamespace(create_infer_request=lambda: request))
+    with pytest.raises(DataError, match="OpenVINO returned outputs of no image; are the images too small"):
+        opened.run(inputs)
 
 
 def test_the_command_line_predicts_by_openvino(file, tmp_path):
@@ -100,16 +116,19 @@ def test_resizing_that_openvino_computes_otherwise_is_refused(attribute, file, t
 
 def test_inputs_of_another_shape_are_refused(file):
     opened = open_exported(file, "openvino")
-    inputs = {name: torch.zeros(1, 4, 8, 8, dtype=torch.uint8) for name in opened.inputs}
+    shapes = dict(images=(1, 4, 8, 8), padding_mask=(1, 8, 8), image_sizes=(1, 2))
+    types = dict(images=torch.uint8, padding_mask=torch.bool, image_sizes=torch.int64)
+    inputs = {name: torch.zeros(shapes[name], dtype=types[name]) for name in opened.inputs}
     with pytest.raises(DataError, match=r"tiny.onnx: cannot take images \(1, 4, 8, 8\).*incompatible\)"):
         opened.run(inputs)
 
 
 def test_a_file_that_computes_for_very_long_is_given_up(file, monkeypatch):
     opened, is_canceled = open_exported(file, "openvino"), threading.Event()
+    types = dict(images=torch.uint8, padding_mask=torch.bool, image_sizes=torch.int64)
     request = SimpleNamespace(infer=lambda *_, **__: is_canceled.wait(), cancel=is_canceled.set)
     monkeypatch.setattr(opened, "_model", SimpleNamespace(create_infer_request=lambda: request))
     monkeypatch.setattr(runtimes, "_MAX_SECONDS", 0.1)
     with pytest.raises(CheckpointError, match="has not computed anything in 0.1 s"):
-        opened.run({name: torch.zeros(1) for name in opened.inputs})
+        opened.run({name: torch.zeros(1, dtype=types[name]) for name in opened.inputs})
     assert is_canceled.is_set()

@@ -1,5 +1,7 @@
 """A predictor runs a fused copy of its model, which follows the model."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from vitkit.apps.deployment.export import parts_of
 from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.predictor import Predictor
+from vitkit.backbones.resnet import ResNet
 from vitkit.errors import ConfigError
 from vitkit.nn.fusion import FusedConv
 
@@ -144,6 +147,22 @@ def test_weights_that_are_not_finite_stay_visible(predictor, caplog, name):
     with caplog.at_level("INFO", logger="vitkit"):
         assert predictor._fused.of(predictor.model) is predictor.model
     assert "RTDETR is not fused for inference: fuse: RTDETR has weights that are not finite" in caplog.text
+
+
+def test_fixed_norms_that_are_broken_stay_visible():
+    model = dense_model("DETR").eval()
+    model.backbone = ResNet(18, norm="frozen_bn").eval()
+    for name, value, message in (
+        ("weight", float("nan"), "weights that are not finite, in backbone.bn1.weight"),
+        ("bias", float("inf"), "weights that are not finite, in backbone.bn1.bias"),
+        ("running_var", -1.0, "variances below 0, in backbone.bn1.running_var"),
+    ):
+        broken = copy.deepcopy(model)
+        getattr(broken.backbone.bn1, name)[0] = value
+        with pytest.raises(ConfigError, match=f"fuse: DETR has {message}"):
+            broken.fused_copy()
+    model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))  # no norm's
+    assert model.fused_copy().is_fused
 
 
 def test_export_takes_models_that_are_fused_or_cannot_be_copied(predictor):

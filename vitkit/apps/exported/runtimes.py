@@ -145,9 +145,13 @@ class OpenVinoFile:
         weights = {weight.name for weight in model.graph.initializer}
         self.inputs = [value.name for value in model.graph.input if value.name not in weights]
         self.outputs = [value.name for value in model.graph.output]
+        self._dtypes = {name: self._model.input(name).get_element_type().to_dtype() for name in self.inputs}
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         arrays = {name: value.cpu().numpy() for name, value in select_inputs(self, inputs).items()}
+        for name, array in arrays.items():
+            if array.dtype != self._dtypes[name]:  # which OpenVINO would convert, and 0..1 to zeros
+                raise refusal(self.path, inputs, f"{name} is {array.dtype}; expected {self._dtypes[name]}")
         request = self._model.create_infer_request()  # of its own, as several threads may predict
         try:
             values = _in_time(self.path, lambda: request.infer(arrays, share_inputs=True).to_tuple())
@@ -156,6 +160,9 @@ class OpenVinoFile:
             raise
         except Exception as error:  # as above
             raise refusal(self.path, inputs, _last_line(error)) from error
+        if arrays and not any(map(len, values)) and all(map(len, arrays.values())):
+            # So it is if fewer locations are there than queries are selected of.
+            raise refusal(self.path, inputs, "OpenVINO returned outputs of no image; are the images too small?")
         results = zip(self.outputs, values)
         return {name: torch.from_numpy(value) for name, value in results if outputs is None or name in outputs}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.protocols import Model, fuses
+from vitkit.protocols import Model, fuses, has_hooks
 
 logger = logging.getLogger("vitkit")
 
@@ -34,8 +34,7 @@ class FusedCopy:
         if not self._is_of(model):
             modules = list(model.modules())
             for module in modules:
-                hooks = module._forward_hooks or module._forward_pre_hooks
-                if hooks or module.training or module._compiled_call_impl is not None:
+                if has_hooks(module) or module.training or module._compiled_call_impl is not None:
                     return model
             parts = _parts(modules)
             weights = chain.from_iterable((*m._parameters.values(), *m._buffers.values()) for m in modules)

@@ -2,7 +2,7 @@
 other."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import cv2
 import numpy as np
@@ -327,10 +327,7 @@ def squash(sample: Sample, size: int) -> Sample:
         for new, mask in zip(masks, target["masks"].numpy().view(np.uint8)):
             cv2.resize(mask, (size, size), dst=new, interpolation=cv2.INTER_NEAREST_EXACT)
         target["masks"] = torch.from_numpy(masks.astype(bool))
-        visible = target["masks"].flatten(1).any(1)
-        for name in ("labels", "boxes_cxcywh", "masks"):
-            if name in target:
-                target[name] = target[name][visible]
+        _keep_objects(target, target["masks"].flatten(1).any(1))
     return Sample(image=resized, target=target)
 
 
@@ -341,10 +338,17 @@ def without_small(sample: Sample, min_side: float) -> Sample:
         return sample
     height, width = sample["image"].shape[-2:]
     is_large = (target["boxes_cxcywh"][:, 2:] * torch.tensor([width, height]) >= min_side).all(1)
+    _keep_objects(target, is_large)
+    return Sample(image=sample["image"], target=target)
+
+
+def _keep_objects(target: dict[str, Any], kept: torch.Tensor) -> None:
+    """Keep the objects of a target where `kept` (N,) bool is true."""
     for name in ("labels", "boxes_cxcywh", "masks"):
         if name in target:
-            target[name] = target[name][is_large]
-    return Sample(image=sample["image"], target=target)
+            target[name] = target[name][kept]
+    if "phrase_spans" in target:
+        target["phrase_spans"] = [spans for spans, is_kept in zip(target["phrase_spans"], kept.tolist()) if is_kept]
 
 
 def mix(sample: Sample, other: Sample, share: float) -> Sample:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.kernels import plain_only
+from vitkit.kernels import is_exporting, plain_only
 from vitkit.kernels.deformable_attention import cpu, exported, plain
 
 
@@ -43,7 +43,7 @@ def deformable_attend(
     """
     levels = list(range(len(shapes))) if levels is None else list(levels)
     _check_shapes(values, shapes, sampling_locations, weights, levels)
-    if _is_exporting() and not plain_only():
+    if is_exporting() and not plain_only():
         return exported.deformable_attend(values, shapes, sampling_locations, weights, levels)
     if _runs_plain(values.device.type, torch.is_grad_enabled()):
         return plain.deformable_attend(values, shapes, sampling_locations, weights, levels)
@@ -86,17 +86,6 @@ def _runs_plain(device: str, needs_grad: bool) -> bool:
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
         return deterministic or not _has_triton()
     return device != "cpu"
-
-
-# The compilers of some versions take `is_exporting` to be true wherever they trace it themselves.
-@torch.compiler.assume_constant_result
-def _is_exporting() -> bool:
-    """Whether a graph is being recorded for another program, which only knows PyTorch's operators."""
-    if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
-        return True
-    if hasattr(torch.compiler, "is_exporting"):  # since PyTorch 2.7
-        return torch.compiler.is_exporting()
-    return torch.compiler.is_compiling()
 
 
 def _has_triton() -> bool:
