@@ -5,11 +5,11 @@ import os
 import platform
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import torch
 
-from vitkit.errors import lacks_memory
+from vitkit.errors import ConfigError, lacks_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """The precision of autocast."""
@@ -78,10 +78,31 @@ def describe_processor() -> str:
 
 
 def resolve_precision(precision: str, device: torch.device) -> Precision:
-    """Return the precision that "auto" stands for on a device: bf16 if it `has_bfloat16`; others unchanged."""
+    """Return the precision that "auto" stands for on a device: bf16 if it `has_bfloat16`; others unchanged.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
     if precision == "auto":
         return "bf16" if has_bfloat16(device) else "fp32"
-    return precision
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision={precision!r}: expected {', '.join(get_args(Precision))} or auto.")
+    return cast(Precision, precision)
+
+
+def require_device(device: str | torch.device) -> None:
+    """Check that PyTorch can compute on a device here.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    choices = ["cpu", *accelerators()]
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:  # no device has such a name
+        kind = str(device)
+    if kind not in choices and kind != "meta":
+        raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

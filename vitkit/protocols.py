@@ -232,18 +232,22 @@ class Model(nn.Module):
     def fuse(self) -> "Model":
         """Prepare for inference, in place: fold norms and learned scales into the convolutions before them, merge
         branches, and keep weights in the order of the processor's kernels. Outputs are the same except for rounding,
-        and the model can no longer be trained or saved.
+        and the model can no longer be trained, or saved as a state dict; its parameters require no gradients. Weights
+        that are changed in place after its first batch are not noticed.
 
         Modules that do not say how (`Fuses`), such as those of a user's own backbone, are left as they are, and so are
         those with hooks.
 
         Raises:
-            ConfigError: the model is in training mode, fused already, or has weights that are not finite or without
-                values, or variances below 0; or a module's `fused` returns no module, and the model is fused in part.
+            ConfigError: the model or a part is in training mode, or it is fused already; it has weights that are not
+                finite or without values, or variances below 0; or a module's `fused` returns no module, and the model
+                is fused in part.
         """
         name = type(self).__name__
-        if self.training:
-            raise ConfigError(f"fuse: {name} is in training mode. Call eval() first.")
+        if (training := next((part for part, module in self.named_modules() if module.training), None)) is not None:
+            raise ConfigError(
+                f"fuse: {'.'.join(filter(None, [name, training]))} is in training mode. Call eval() first."
+            )
         if self.is_fused:
             raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
         # Some kernels of activations turn NaN into a number, which would hide that the weights are broken.
@@ -266,7 +270,7 @@ class Model(nn.Module):
         self.is_fused = True  # in part, also if a module's `fused` fails
         with torch.no_grad():
             _fuse_parts(self)
-        self.eval()  # new modules begin in training mode
+        self.eval().requires_grad_(False)  # new modules begin in training mode
         if backbone is not None and not fuses(backbone) and (left := _count_norms(backbone)):
             _warn_of_norms(type(backbone).__name__, left, count)
         return self
@@ -372,8 +376,9 @@ def _fuse_parts(module: nn.Module) -> None:
         ConfigError: a module's `fused` returns something else than a module.
     """
     for name, part in list(module.named_children()):
+        watched = has_hooks(part)
         if fuses(part):
-            replacement = part if has_hooks(part) else part.fused()
+            replacement = part if watched else part.fused()
             if not isinstance(replacement, nn.Module):
                 raise ConfigError(
                     f"fuse: {type(part).__name__}.fused() returned {type(replacement).__name__}; expected a module, "

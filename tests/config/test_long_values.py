@@ -5,6 +5,7 @@ import json
 import pytest
 
 from vitkit import load_config
+from vitkit.config import format_config
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
 from vitkit.text_format import shorten
@@ -60,3 +61,8 @@ def test_messages_are_shortened_in_their_middle():
     assert text.startswith("aaa") and text.endswith("a remedy") and "… (100007 characters) …" in text
     assert len(str(VitkitError("\n".join(["a" * 5000] * 5000)))) < 25_000
     assert str(ConfigError("first\n" + "b" * 3000 + "\nlast")).split("\n")[::2] == ["first", "last"]
+
+
+def test_listing_shows_whole_names_that_have_dots():
+    text = format_config(load_config("deimv2_s_coco"))
+    assert "        backbone.detail. = 1.0" in text and "        backbone.projections. = 1.0" in text

@@ -120,7 +120,7 @@ def test_error_for_an_unknown_hook_names_the_nearest(tmp_path):
         load_config(config, ["train.hooks.0.type=Chim"])
     with pytest.raises(ConfigError, match=r"volum.* Did you mean 'volume'"):
         load_config(config, ["train.hooks.0.volum=7"])
-    with pytest.raises(ConfigError, match=r"train\.hooks\.0\.volume: got 'loud' on the command line; expected int"):
+    with pytest.raises(ConfigError, match=r"train\.hooks\.0\.volume: got 'loud'; expected int"):
         load_config(config, ["train.hooks.0.volume=loud"])
 
 

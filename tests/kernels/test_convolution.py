@@ -73,6 +73,15 @@ def test_prepared_weights_serve_images_of_other_shapes(fast_calls):
     assert len(fast_calls) == 3
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_residual_is_added_to_maps_of_one_pixel(batch_size):
+    _, weight, bias, settings = layer(kernel=3, padding=1, activation=RELU)
+    x, residual = torch.randn(batch_size, 8, 1, 1), torch.randn(batch_size, 16, 1, 1)
+    output = convolution(x, weight, bias, settings, residual=residual, cache={})
+    expected = F.relu(F.conv2d(x, weight, bias, padding=1) + residual)
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-5)
+
+
 def test_no_image_gives_no_output(fast_calls):
     x, weight, bias, settings = layer()
     assert convolution(x[:0], weight, bias, settings, cache={}).shape == (0, 16, 13, 9)

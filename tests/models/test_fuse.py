@@ -25,6 +25,7 @@ from vitkit.nn.fusion import FusedConv, can_fold
 from vitkit.nn.layers import merge_norm
 from vitkit.nn.rep_blocks import ConvNorm, RepBlock
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 TIMM = ("hgnetv2_b0.ssld_stage2_ft_in1k", "resnet18.a1_in1k", "resnet26d.bt_in1k", "test_efficientnet.r160_in1k")
 NORMS = (_BatchNorm, FrozenBatchNorm2d)
@@ -186,7 +187,13 @@ def test_a_model_is_fused_once_and_in_evaluation_mode():
     model = dense_model("DETR")
     with pytest.raises(ConfigError, match=r"fuse: DETR is in training mode\. Call eval\(\) first\."):
         model.train().fuse()
+    model.eval().backbone.train()
+    with pytest.raises(ConfigError, match=r"fuse: DETR\.backbone is in training mode"):
+        model.fuse()
     assert model.eval().fuse() is model
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(CheckpointError, match="load_weights: the model is fused"):
+        load_weights(model, {})
     with pytest.raises(ConfigError, match="fuse: DETR is fused already"):
         model.fuse()
     with pytest.raises(ConfigError, match="fuse: DETR is fused already"):

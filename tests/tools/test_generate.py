@@ -105,6 +105,7 @@ def test_other_models_and_tools_are_named(models):
     assert "decoding.top_p: got 2.0" in fails(generate, models["CausalLanguageModel"], "one", "--top-p", "2")
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="older versions export nothing, which is said first")
 @pytest.mark.parametrize("kind", ["CausalLanguageModel", "MaskedLanguageModel"])
 def test_language_models_are_not_exported(models, kind):
     pytest.importorskip("onnx")

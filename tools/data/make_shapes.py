@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with errors_in_one_line(OSError):
         write_shapes(**vars(args))
-        print(f"wrote {args.out}; train on it with data.root={args.out}")
+        print(f"wrote {args.out}; configs that read COCO's layout, such as detr_r50, take it as data.root={args.out}")
 
 
 if __name__ == "__main__":

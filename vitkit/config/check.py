@@ -1,5 +1,6 @@
 """Checks a config against the signatures of the classes that it names, before anything is built."""
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,15 @@ def check_config(cfg: Mapping[str, Any]) -> None:
 
 
 def find_issues(cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each unknown key, type or argument, and for each value of a wrong type."""
+    """Yield a message for each unknown key, type or argument, for each value of a wrong type, and for an override of
+    `data.root` that nothing reads."""
+    data = cfg.get("data")
+    is_root_given = getattr(cfg, "origins", {}).get("data.root") == COMMAND_LINE
+    if is_root_given and isinstance(data, Mapping) and "{root}" not in json.dumps(data, default=str):
+        yield (
+            "data.root: no dataset of this config reads files below it, such as '{root}/train2017', so that it would "
+            "change nothing. Leave it out, or use a config that reads files."
+        )
     for key, value in cfg.items():
         if key in TOP_LEVEL:
             yield from _issues_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))

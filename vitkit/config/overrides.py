@@ -123,7 +123,7 @@ def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
     for value in values:
         if slot.accepts(value):
             return value
-    raise ConfigError(f"{key}: got {raw!r:.300} on the command line; expected {slot.expected}.")
+    raise ConfigError(f"{key}: got {raw!r:.300}; expected {slot.expected}.")
 
 
 _WORDS = {"true": True, "false": False, "none": None}

@@ -17,7 +17,6 @@ from torchvision.ops import FrozenBatchNorm2d
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import plain_only
 from vitkit.kernels.linear import gelu_linear, linear, relu_dropout, relu_mlp
-from vitkit.protocols import has_hooks
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -95,7 +94,8 @@ def can_skip(*layers: nn.Module) -> bool:
 def is_watched(module: nn.Module) -> bool:
     """Return whether a module has hooks, which see its input, its output or their gradients, or a `forward` of its own
     in place of its class's."""
-    return has_hooks(module) or "forward" in module.__dict__  # PyTorch 2.6 does not compile vars()
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in module.__dict__  # PyTorch 2.6 does not compile vars()
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

@@ -134,8 +134,14 @@ def load_weights(
         spec: the `model` section of the model's config, to warn of settings that the weights were trained with and do
             not show.
     Raises:
-        CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model.
+        CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model; or the model
+            is fused.
     """
+    if getattr(model, "is_fused", False):
+        raise CheckpointError(
+            "load_weights: the model is fused (Model.fuse), so it has no norms to load weights into. Load them into "
+            "the model before fusing it."
+        )
     if isinstance(source, Mapping):
         checkpoint, name, zoo_name = source, "the given state dict", None
     else:
@@ -373,7 +379,7 @@ def _mismatch(
     if report.unexpected:
         lines.append(f"unexpected ({len(report.unexpected)}): {_shorten(report.unexpected)}")
     if common and not misshapen:
-        lines.append("With strict=False missing and unexpected entries are only reported.")
+        lines.append("To load what fits, use --init-partial of `vitkit train`, or partial=True of vitkit.load_weights.")
     return "\n  ".join(lines)
 
 

@@ -12,7 +12,7 @@ from tests.helpers.norm_statistics import randomize_norms
 from vitkit import AttentionRecorder
 from vitkit.apps.deployment.export import parts_of
 from vitkit.apps.exported.settings import ExportSettings
-from vitkit.apps.inference.fused import FusedCopy
+from vitkit.apps.inference.fused import FusedCopy, _warn_of_training
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.backbones.resnet import ResNet
 from vitkit.errors import ConfigError
@@ -147,6 +147,14 @@ def test_weights_that_are_not_finite_stay_visible(predictor, caplog, name):
     with caplog.at_level("INFO", logger="vitkit"):
         assert predictor._fused.of(predictor.model) is predictor.model
     assert "RTDETR is not fused for inference: fuse: RTDETR has weights that are not finite" in caplog.text
+
+
+def test_predictions_in_training_mode_warn_once(predictor, caplog):
+    _warn_of_training.cache_clear()
+    predictor.model.train()
+    for _ in range(2):
+        predictor.run([IMAGE])
+    assert caplog.text.count("RTDETR predicts in training mode: dropout is on, and each batch changes") == 1
 
 
 def test_fixed_norms_that_are_broken_stay_visible():

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from vitkit import build_dataset, build_model, load_config
+from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference import Prediction, Predictor, find_model, is_config_only, load
 from vitkit.config import config_names, save_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -146,6 +147,28 @@ def test_half_precision_is_close_to_full_precision(run):
     full, half = (load(run, precision=p).predict([image()])[0].fields for p in ("fp32", "bf16"))
     assert half["boxes_xyxy"].dtype == torch.float32
     assert torch.allclose(full["boxes_xyxy"], half["boxes_xyxy"], atol=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(precision="float32"), "precision='float32': expected fp32, bf16, fp16 or auto"),
+        (dict(device="gpu"), "device=gpu: PyTorch finds no such device here; expected cpu"),
+    ],
+)
+def test_unknown_precisions_and_devices_are_refused(run, options, message):
+    with pytest.raises(ConfigError, match=message):
+        load(run, **options)
+
+
+def test_arguments_of_another_kind_are_refused(run):
+    predictor = load(run)
+    with pytest.raises(ConfigError, match="threshold 'a': expected a score, 0 to 1"):
+        predictor(image(), threshold="a")
+    with pytest.raises(ConfigError, match="tiles='x': expected a number of pixels, or a Tiling"):
+        predictor(image(), tiles="x")
+    with pytest.raises(ConfigError, match=r"export: got size '64x64'; expected \(height, width\)"):
+        ExportSettings(size="64x64")
 
 
 def test_json_lists_objects_above_the_threshold_best_first():

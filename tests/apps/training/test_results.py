@@ -104,7 +104,7 @@ def test_overrides_change_the_config_of_each_model(run, tmp_path, monkeypatch, c
     assert not (run / "results_val.json").exists()  # those predictions are not of the run's own config
     score_run(run, device="cpu")
     assert len(compare_models(run, run, overrides=["data.val.num_images=2"], device="cpu").sample_ids) == 2
-    compare.main([str(run / "results_val.json")] * 2 + ["--data", str(run), "data.root=elsewhere"])
+    compare.main([str(run / "results_val.json")] * 2 + ["--data", str(run), "data.images_per_gpu=1"])
     assert "on 4 samples" in capsys.readouterr().out
 
 

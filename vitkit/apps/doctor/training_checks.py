@@ -385,7 +385,7 @@ def overfit(case: Case) -> Iterator[Issue]:
         return
     batch = _first_batch(case, images=min(case.data.images_per_gpu, 2))
     if batch is None:
-        yield Issue("overfit", "warn", "no batch has an object to learn", "train")
+        yield Issue("overfit", "warn", "not tried: no batch with an object was found, or could be read", "train")
         return
     torch.manual_seed(case.settings.seed)
     criterion = build_criterion(case.config["criterion"], case.train.classes).to(case.options.device).eval()

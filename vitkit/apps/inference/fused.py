@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -34,6 +35,8 @@ class FusedCopy:
         if not self._is_of(model):
             modules = list(model.modules())
             for module in modules:
+                if module.training:
+                    _warn_of_training(type(model).__name__)
                 if has_hooks(module) or module.training or module._compiled_call_impl is not None:
                     return model
             parts = _parts(modules)
@@ -55,6 +58,15 @@ class FusedCopy:
         parts = _parts(self._modules)
         same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         return same and _versions(self._tensors, self._counted) == self._versions
+
+
+@cache  # once a process, not for every image
+def _warn_of_training(name: str) -> None:
+    logger.warning(
+        "%s predicts in training mode: dropout is on, and each batch changes the statistics of batch norms. Call "
+        "model.eval() for other predictions.",
+        name,
+    )
 
 
 def _parts(modules: Sequence[nn.Module]) -> list[Any]:

@@ -28,7 +28,7 @@ from vitkit.config import Config, config_names, find_config, load_config, load_s
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
 from vitkit.data.datasets.video import read_sampling
 from vitkit.data.text.prompts import Prompts
-from vitkit.devices import Precision
+from vitkit.devices import Precision, require_device
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
@@ -78,13 +78,14 @@ def load(
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
         training_queries: keep the model's queries that exist in training only; they predict nothing.
     Raises:
-        ConfigError: there is no such config or run, or it has no weights.
+        ConfigError: there is no such config or run, it has no weights, or the device or the precision is unknown.
         CheckpointError: the weights cannot be read, or do not fit the model.
         DataError: the classes of a text-prompted model are not phrases.
     """
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
     assert weights is not None
     check_runtime(runtime, weights, device)
+    require_device(device)
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)

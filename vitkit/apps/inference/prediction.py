@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -369,8 +370,8 @@ def make_threshold(score: float) -> ScoreThresholds:
     Raises:
         ConfigError: the score is not in 0..1.
     """
-    if not 0 <= score <= 1:
-        raise ConfigError(f"threshold {score}: expected a score, 0 to 1.")
+    if not isinstance(score, Real) or not 0 <= score <= 1:
+        raise ConfigError(f"threshold {score!r}: expected a score, 0 to 1.")
     return ScoreThresholds(score, origin="as asked for")
 
 

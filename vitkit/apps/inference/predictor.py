@@ -21,7 +21,7 @@ from vitkit.apps.inference.tiling import TileResult, Tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
-from vitkit.devices import OUT_OF_MEMORY, Precision, autocast, is_out_of_memory
+from vitkit.devices import OUT_OF_MEMORY, Precision, autocast, is_out_of_memory, resolve_precision
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
@@ -102,12 +102,12 @@ class Predictor:
         self.report = report
         self.classes = list(classes)
         self.transforms = None if transforms is None else TRANSFORMS.build(transforms)
-        self.precision = precision
+        self.device = next(model.parameters()).device
+        self.precision = resolve_precision(precision, self.device)
         self.max_image_pixels = max_image_pixels
         self.category_ids = category_ids
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
         self._has_said_size = False
-        self.device = next(model.parameters()).device
         self._predicts = isinstance(model, DenseModel | GenerativeModel)
         learns_features = isinstance(model, Model) and "features" in model.returns
         if not self._predicts and not learns_features:
@@ -267,6 +267,8 @@ class Predictor:
             return
         self.check_text()
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
+        if tiling is not None and not isinstance(tiling, Tiling):
+            raise ConfigError(f"tiles={tiles!r}: expected a number of pixels, or a Tiling.")
         thresholds = self.thresholds if threshold is None else make_threshold(threshold)
         inputs = self._find(source)
         failures = _Failures()

@@ -15,7 +15,7 @@ from vitkit.apps.inference import Loaded, Tiling, find_trained, load
 from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.loader import Split
-from vitkit.devices import default_device
+from vitkit.devices import default_device, require_device
 from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Hook, Interrupted
@@ -179,6 +179,8 @@ def _as_overrides(values: Mapping[str, Any]) -> list[str]:
 def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[torch.device]:
     """Join the other ranks, if there are any, and yield this rank's device."""
     try:
+        if device is not None:
+            require_device(device)
         rank_device = init_distributed(device or default_device())
         setup_logging(verbose=verbose)
         yield rank_device
