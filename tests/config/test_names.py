@@ -56,3 +56,12 @@ def test_annotations_are_not_taken_for_a_saved_config(tmp_path):
     (tmp_path / "labels.json").write_text('{"images": [], "annotations": [], "categories": []}')
     with pytest.raises(ConfigError, match="annotations, not a config. Use `vitkit start IMAGES"):
         load_config(tmp_path / "labels.json")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("deimv2", "deimv2:size=atto"), ("deimv2_s_coco", "deimv2:size=atto")])
+def test_an_override_of_an_argument_says_how_to_write_it(name, expected):
+    with pytest.raises(ConfigError, match=f"unknown key .size.* an argument of the config's function: {expected}"):
+        load_config(name, ["size=atto"])
+    with pytest.raises(ConfigError) as error:
+        load_config(name, ["sise=atto"])
+    assert "argument" not in str(error.value)

@@ -1,5 +1,6 @@
 """Configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
 
+import ast
 import hashlib
 import importlib
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 from vitkit.config.check import COMMAND_LINE, find_issues, raise_if_any
 from vitkit.config.local_imports import folder_of, importable
-from vitkit.config.names import CONFIG_SUFFIXES, ConfigSource, config_names, find_config
+from vitkit.config.names import CONFIG_SUFFIXES, ConfigSource, config_names, family_names, find_config
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy, slots_of
 from vitkit.config.trust import ImportedCode, remember, require_trust
@@ -108,7 +109,7 @@ def _resolve(
                 try:
                     apply_override(cfg, key, raw)
                 except ConfigError as error:
-                    issues.append(str(error))
+                    issues.append(f"{error}{_hint(source, key, raw)}")
         if stage:
             named = {key for key, _ in overrides}
             from_command_line = any(key.split(".")[0] == "imports" for key in named)
@@ -127,6 +128,19 @@ def _resolve(
     cfg = Config(cfg, path=path, name=source.name, overridden=[key for key, _ in overrides])
     raise_if_any(issues + (list(find_issues(cfg)) if check else []), path)
     return cfg
+
+
+def _hint(source: ConfigSource, key: str, raw: str) -> str:
+    """Return what to write for an override of a key that no config has, if it is an argument of the config's function;
+    "" otherwise."""
+    if key in TOP_LEVEL or source.file.suffix != ".py":
+        return ""
+    functions = [node for node in ast.parse(source.file.read_bytes()).body if isinstance(node, ast.FunctionDef)]
+    arguments = [a.arg for node in functions if node.name == "config" for a in (*node.args.args, *node.args.kwonlyargs)]
+    if key not in arguments:
+        return ""
+    family = next((name for name in family_names() if find_config(name).file == source.file), source.file)
+    return f" It is an argument of the config's function: {family}:{key}={raw}"
 
 
 def save_config(cfg: Mapping[str, Any], path: str | Path) -> None:

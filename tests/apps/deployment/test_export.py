@@ -212,6 +212,11 @@ def test_a_torch_that_is_too_old_is_named(run, tmp_path, monkeypatch):
         export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
 
 
+def test_a_predictor_is_no_model_to_export(run):
+    with pytest.raises(ConfigError, match="got Predictor for a model; expected its name, a path or a config"):
+        vitkit.export(vitkit.load(run / "run"))
+
+
 def test_an_operation_that_a_format_lacks_is_named(tmp_path):
     cfg = load_config("translation_rnnsearch_multi30k", ["model.d_hidden=8", "model.d_embedding=8"])
     vocabulary = Vocabulary.train("word", ["a b c"])

@@ -238,7 +238,7 @@ def test_predictions_of_every_task_can_be_drawn(tmp_path):
         ("run/model.pt2", None, CheckpointError, r"^no file 'run/model.pt2'. Write it by `vitkit export`.$"),
         ("tiny.py", "a" * 300, CheckpointError, "no checkpoint 'a{300}'"),
         ("run/bestt.pth", None, CheckpointError, "no checkpoint 'run/bestt.pth'.* In 'run': Did you mean 'best.pth'"),
-        (("tiny.py", "best.pth"), None, ConfigError, "got .'tiny.py', 'best.pth'. for a model; expected its name"),
+        (("tiny.py", "best.pth"), None, ConfigError, "got tuple for a model; expected its name"),
         ("tiny.py", None, ConfigError, "a config has no weights. Give a checkpoint, or the folder of a run"),
         ("tiny.py", "none.pth", CheckpointError, "no checkpoint 'none.pth'"),
         (".", None, ConfigError, "'.' is not the folder of a run: expected config.json and best.pth or last.pth"),

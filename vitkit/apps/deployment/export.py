@@ -192,7 +192,7 @@ def card_usage(predictor: Loaded, out: Path, runner: Path | None) -> str:
 
 def name_of(model: str | Path | Mapping[str, Any]) -> str:
     """Return the name of a model's file without extension: that of its folder, checkpoint, config or zoo entry."""
-    path = Path(getattr(model, "path", "model") if isinstance(model, Mapping) else model)
+    path = Path(model if isinstance(model, str | Path) else getattr(model, "path", "model"))
     return path.resolve().name if path.is_dir() else path.stem
 
 

@@ -261,8 +261,8 @@ def find_model(
         return FoundModel(source, weights)
     if not isinstance(source, str | Path):
         raise ConfigError(
-            f"got {source!r} for a model; expected its name, a path or a config. A config's weights are an argument of "
-            "their own."
+            f"got {type(source).__name__} for a model; expected its name, a path or a config. A config's weights are "
+            "an argument of their own."
         )
     check_unambiguous(source)
     folder = transformers_folder(source)
