@@ -98,10 +98,11 @@ def require_device(device: str | torch.device) -> None:
     """
     choices = ["cpu", *accelerators()]
     try:
-        kind = torch.device(device).type
-    except RuntimeError:  # no device has such a name
-        kind = str(device)
-    if kind not in choices and kind != "meta":
+        found = torch.device(device)
+    except (RuntimeError, TypeError):  # no device has such a name
+        found = None
+    number = 0 if found is None or found.index is None or found.type == "cpu" else found.index
+    if found is None or found.type not in (*choices, "meta") or (number and number >= torch.accelerator.device_count()):
         raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")
 
 

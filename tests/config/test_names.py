@@ -58,10 +58,18 @@ def test_annotations_are_not_taken_for_a_saved_config(tmp_path):
         load_config(tmp_path / "labels.json")
 
 
-@pytest.mark.parametrize(("name", "expected"), [("deimv2", "deimv2:size=atto"), ("deimv2_s_coco", "deimv2:size=atto")])
-def test_an_override_of_an_argument_says_how_to_write_it(name, expected):
-    with pytest.raises(ConfigError, match=f"unknown key .size.* an argument of the config's function: {expected}"):
-        load_config(name, ["size=atto"])
+@pytest.mark.parametrize(
+    ("name", "override", "expected"),
+    [
+        ("deimv2", "size=atto", "deimv2:size=atto"),
+        ("deimv2_s_coco", "size=atto", "deimv2:size=atto"),
+        ("mask2former:backbone=swin_tiny,data=ade20k", "backbone=r50", "mask2former:backbone=r50,data=ade20k"),
+        ("start/detection", "size=320", "start/detection:size=320"),
+    ],
+)
+def test_an_override_of_an_argument_says_how_to_write_it(name, override, expected):
+    with pytest.raises(ConfigError, match=f"unknown key .* an argument of the config's function: {expected}$"):
+        load_config(name, [override])
     with pytest.raises(ConfigError) as error:
         load_config(name, ["sise=atto"])
     assert "argument" not in str(error.value)

@@ -71,10 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows = read_rows(results)
             done = next((row for row in rows if _key(row) == (arm, minutes, seed, processor)), None)
             if done is not None:
-                settings = (
-                    _faster_rcnn_command(args, minutes, seed) if arm == FASTER_RCNN else [f"data.root={args.root}"]
-                )
-                if shlex.join(settings) not in done["command"]:
+                words = shlex.split(done["command"])
+                if arm == DINO:
+                    is_same = f"data.root={args.root}" in words
+                else:
+                    is_same = words[2:] == _faster_rcnn_command(args, minutes, seed)  # after python and the file
+                if not is_same:
                     print(f"{arm}, {minutes:g} min, seed {seed}: {results} has it by other settings: {done['command']}")
                 continue
             print(f"{arm}, {minutes:g} min, seed {seed} ...", flush=True)
@@ -108,7 +110,7 @@ def train_dino(args: argparse.Namespace, minutes: float, seed: int, rows: Sequen
     earlier = [
         row
         for row in rows
-        if (row["arm"], row["device"]) == (DINO, describe_processor()) and shlex.join(command[3:]) in row["command"]
+        if (row["arm"], row["device"]) == (DINO, describe_processor()) and command[3] in shlex.split(row["command"])
     ]
     if (folder / LAST_NAME).is_file():
         epochs = load_config(folder / CONFIG_NAME)["train"]["epochs"]

@@ -35,18 +35,21 @@ def check_config(cfg: Mapping[str, Any]) -> None:
 def find_issues(cfg: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each unknown key, type or argument, for each value of a wrong type, and for an override of
     `data.root` that nothing reads."""
-    data = cfg.get("data")
-    is_root_given = getattr(cfg, "origins", {}).get("data.root") == COMMAND_LINE
-    if is_root_given and isinstance(data, Mapping) and "{root}" not in json.dumps(data, default=str):
+    if getattr(cfg, "origins", {}).get("data.root") == COMMAND_LINE and not reads_root(cfg):
         yield (
             "data.root: no dataset of this config reads files below it, such as '{root}/train2017', so that it would "
-            "change nothing. Leave it out, or use a config that reads files."
+            "change nothing. Leave it out, set the datasets' own paths, or use a config that reads files."
         )
     for key, value in cfg.items():
         if key in TOP_LEVEL:
             yield from _issues_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))
         else:
             yield f"unknown key {key!r}. {nearest(key, TOP_LEVEL)}"
+
+
+def reads_root(cfg: Mapping[str, Any]) -> bool:
+    """Whether a dataset of a config reads files below `data.root`."""
+    return "{root}" in json.dumps(cfg.get("data", {}), default=str)
 
 
 def _issues_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:

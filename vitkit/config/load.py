@@ -139,8 +139,9 @@ def _hint(source: ConfigSource, key: str, raw: str) -> str:
     arguments = [a.arg for node in functions if node.name == "config" for a in (*node.args.args, *node.args.kwonlyargs)]
     if key not in arguments:
         return ""
-    family = next((name for name in family_names() if find_config(name).file == source.file), source.file)
-    return f" It is an argument of the config's function: {family}:{key}={raw}"
+    names = (name for name in (*family_names(), *config_names()) if find_config(name).file == source.file)
+    values = ",".join(f"{name}={value}" for name, value in {**source.arguments, key: raw}.items())
+    return f" It is an argument of the config's function: {next(names, source.file)}:{values}"
 
 
 def save_config(cfg: Mapping[str, Any], path: str | Path) -> None:

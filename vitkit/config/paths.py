@@ -1,11 +1,11 @@
 """Makes the data paths of configs absolute."""
 
-import json
 import os
 import typing
 from pathlib import Path
 from typing import Any
 
+from vitkit.config.check import reads_root
 from vitkit.config.schema import TOP_LEVEL, Slot, slots_in
 from vitkit.io.remote_files import is_url
 from vitkit.registry import DATASETS, Spec
@@ -24,7 +24,7 @@ def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
     with `Path`.
     """
     data = cfg["data"]
-    if "root" in data or _ROOT in json.dumps(data):
+    if "root" in data or reads_root(cfg):
         default = slots_in(TOP_LEVEL["data"], data, "data")["root"].default
         data["root"] = _absolute(data.get("root", default))
     for split in ("train", "val", "test"):

@@ -321,3 +321,12 @@ def test_scores_of_other_classes_than_the_metadata_name_are_one_line(run, tmp_pa
     onnx.save(model, tmp_path / "a.onnx")
     with pytest.raises(CheckpointError, match="a.onnx: damaged: its pred_logits have 7 entries"):
         load(tmp_path / "a.onnx")(IMAGES[0])
+
+
+def test_the_things_of_a_panoptic_file_are_those_that_it_merges_by(monkeypatch):
+    metadata = dict(config=dict(model="m"), classes=["cat", "sky"], postprocessing=dict(things=[True, False]))
+    monkeypatch.setattr(loading, "read_onnx_metadata", lambda path: metadata)
+    checkpoint = loading.read_as_checkpoint("a.onnx")
+    assert checkpoint["things"] == [True, False] and checkpoint["classes"] == ["cat", "sky"]
+    monkeypatch.setitem(metadata, "postprocessing", None)
+    assert "things" not in loading.read_as_checkpoint("a.onnx")

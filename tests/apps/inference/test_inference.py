@@ -154,6 +154,7 @@ def test_half_precision_is_close_to_full_precision(run):
     [
         (dict(precision="float32"), "precision='float32': expected fp32, bf16, fp16 or auto"),
         (dict(device="gpu"), "device=gpu: PyTorch finds no such device here; expected cpu"),
+        (dict(device="cuda:99"), "device=cuda:99: PyTorch finds no such device here"),
     ],
 )
 def test_unknown_precisions_and_devices_are_refused(run, options, message):
@@ -165,10 +166,16 @@ def test_arguments_of_another_kind_are_refused(run):
     predictor = load(run)
     with pytest.raises(ConfigError, match="threshold 'a': expected a score, 0 to 1"):
         predictor(image(), threshold="a")
+    for threshold in (torch.tensor(0.5), np.array(0.5), np.float32(0.5)):
+        assert predictor(image(), threshold=threshold).thresholds.overall == 0.5
     with pytest.raises(ConfigError, match="tiles='x': expected a number of pixels, or a Tiling"):
         predictor(image(), tiles="x")
+    assert len(predictor(image(), tiles=np.int64(400))) == len(predictor(image()))
     with pytest.raises(ConfigError, match=r"export: got size '64x64'; expected \(height, width\)"):
         ExportSettings(size="64x64")
+    with pytest.raises(ConfigError, match=r"export: got size 64; expected \(height, width\)"):
+        ExportSettings(size=64)
+    assert load(run, device=None).device.type == "cpu"
 
 
 def test_json_lists_objects_above_the_threshold_best_first():

@@ -8,6 +8,7 @@ import torch
 
 from vitkit import build_dataset, build_model, load_config
 from vitkit import compare as compare_models
+from vitkit.apps.training import comparing
 from vitkit.apps.training.results import score_file, score_run
 from vitkit.config import save_config
 from vitkit.errors import ConfigError
@@ -106,6 +107,23 @@ def test_overrides_change_the_config_of_each_model(run, tmp_path, monkeypatch, c
     assert len(compare_models(run, run, overrides=["data.val.num_images=2"], device="cpu").sample_ids) == 2
     compare.main([str(run / "results_val.json")] * 2 + ["--data", str(run), "data.images_per_gpu=1"])
     assert "on 4 samples" in capsys.readouterr().out
+
+
+def test_a_root_is_for_the_models_that_read_files_below_it(tmp_path, monkeypatch):
+    used = {}
+    monkeypatch.setattr(comparing, "score_run", lambda run, *, overrides, **_: used.update({run.name: list(overrides)}))
+    for name in ("bccd/dino", "quickstart/dino"):
+        folder = tmp_path / name.partition("/")[0]
+        folder.mkdir()
+        save_config(load_config(name), folder / "config.json")
+        (folder / "best.pth").touch()
+    overrides = ["data.root=moved", "train.seed=1"]
+    comparing.score_models([tmp_path / "bccd", tmp_path / "quickstart"], overrides=overrides)
+    assert used == {"bccd": overrides, "quickstart": ["train.seed=1"]}
+    comparing.score_models(
+        [tmp_path / "quickstart"] * 2, overrides=overrides
+    )  # which is an error there
+    assert used["quickstart"] == overrides
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_runs_fill_the_time_are_not_repeated_and_the_table_names_the_processor(r
     main(["data/bccd", "--minutes", "15", "--seeds", "1"])
     assert "has it by other settings: python tools/benchmark/faster_rcnn.py" in capsys.readouterr().out
     runs.clear()
-    main(["data/other", *args[1:4], "--minutes", "45", "--seeds", "1"])
+    main(["data/bc", *args[1:4], "--minutes", "45", "--seeds", "1"])
     assert runs[0][1] == int(45 / 2.9)  # by timed steps again, not by a run on other data
     monkeypatch.setattr(time_to_accuracy, "describe_processor", lambda: "another (AVX512)")
     runs.clear()

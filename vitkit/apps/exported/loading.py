@@ -237,11 +237,13 @@ def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
     is_program = Path(path).suffix == PROGRAM_SUFFIX
     metadata = read_program_metadata(path) if is_program else read_onnx_metadata(path)
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
-    names = ("classes", "category_ids", "things", "vocabularies")
+    things = (metadata.get("postprocessing") or {}).get("things")
+    names = ("classes", "category_ids", "vocabularies")
     if isinstance(metadata.get("tokenizer"), dict):
         metadata = metadata | {"vocabularies": {"target": read_tokenizer(path, metadata["tokenizer"])}}
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
         "config": json.dumps(metadata["config"]),
+        **({} if things is None else {"things": things}),
         "measured": measured,
     }
 

@@ -45,7 +45,9 @@ class ExportSettings:
                 raise ConfigError(f"export: got {name} {value!r}; expected {', '.join(choices)}.")
         if self.precision == "int8" and self.format != "onnx":
             raise ConfigError(f"export: precision int8 needs format onnx; got {self.format}.")
-        if isinstance(self.size, str) or (self.size is not None and len(self.size) != 2):
+        if self.size is not None and (
+            not isinstance(self.size, tuple | list) or [type(side) for side in self.size] != [int, int]
+        ):
             raise ConfigError(f"export: got size {self.size!r}; expected (height, width).")
         if self.size is not None and min(self.size) < 1:
             raise ConfigError(f"export: got size {self.size[0]}x{self.size[1]}; expected 1x1 or more.")

@@ -28,7 +28,7 @@ from vitkit.config import Config, config_names, find_config, load_config, load_s
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
 from vitkit.data.datasets.video import read_sampling
 from vitkit.data.text.prompts import Prompts
-from vitkit.devices import Precision, require_device
+from vitkit.devices import Precision, require_device, resolve_precision
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
@@ -84,8 +84,10 @@ def load(
     """
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
     assert weights is not None
-    check_runtime(runtime, weights, device)
+    device = "cpu" if device is None else device
     require_device(device)
+    resolve_precision(precision, torch.device(device))
+    check_runtime(runtime, weights, device)
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -370,9 +369,13 @@ def make_threshold(score: float) -> ScoreThresholds:
     Raises:
         ConfigError: the score is not in 0..1.
     """
-    if not isinstance(score, Real) or not 0 <= score <= 1:
+    try:
+        value = float(score)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value <= 1:
         raise ConfigError(f"threshold {score!r}: expected a score, 0 to 1.")
-    return ScoreThresholds(score, origin="as asked for")
+    return ScoreThresholds(value, origin="as asked for")
 
 
 def _import(module: str, method: str) -> Any:

@@ -17,7 +17,7 @@ from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_ima
 from vitkit.apps.inference.prediction import Prediction, make_threshold
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import predict_tiles
-from vitkit.apps.inference.tiling import TileResult, Tiling
+from vitkit.apps.inference.tiling import TileResult, Tiling, make_tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
@@ -266,9 +266,7 @@ class Predictor:
             )
             return
         self.check_text()
-        tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        if tiling is not None and not isinstance(tiling, Tiling):
-            raise ConfigError(f"tiles={tiles!r}: expected a number of pixels, or a Tiling.")
+        tiling = make_tiling(tiles)
         thresholds = self.thresholds if threshold is None else make_threshold(threshold)
         inputs = self._find(source)
         failures = _Failures()

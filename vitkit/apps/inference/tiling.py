@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,19 @@ class Tiling:
             return [0]
         count = math.ceil((length - self.shared) / (self.size - self.shared))
         return [int(start) for start in np.linspace(0, length - self.size, count).round()]
+
+
+def make_tiling(tiles: Any) -> Tiling | None:
+    """Return how images are cut: a number of pixels stands for the `Tiling` with tiles of this size; None: not at all.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if tiles is None or isinstance(tiles, Tiling):
+        return tiles
+    if isinstance(tiles, bool) or not isinstance(tiles, Integral):
+        raise ConfigError(f"tiles={tiles!r}: expected a number of pixels, or a Tiling.")
+    return Tiling(int(tiles))
 
 
 class TileResult(NamedTuple):

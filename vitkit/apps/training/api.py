@@ -12,6 +12,7 @@ import torch
 
 from vitkit.apps.exported.settings import Runtime
 from vitkit.apps.inference import Loaded, Tiling, find_trained, load
+from vitkit.apps.inference.tiling import make_tiling
 from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.loader import Split
@@ -148,7 +149,7 @@ def test(
     config, weights = find_trained(model, weights, overrides=texts, trust=trust)
     assert weights is not None
     with _process_group(device) as rank_device:
-        tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
+        tiling = make_tiling(tiles)
         result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split, runtime=runtime)
         if out is not None and is_main():
             result.write(out)
@@ -181,7 +182,7 @@ def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[tor
     try:
         if device is not None:
             require_device(device)
-        rank_device = init_distributed(device or default_device())
+        rank_device = init_distributed(str(device or default_device()))
         setup_logging(verbose=verbose)
         yield rank_device
     finally:

@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from vitkit.apps.inference import find_trained
+from vitkit.apps.inference import find_model, find_trained
 from vitkit.apps.report import comparison as pages
 from vitkit.apps.training.api import test
 from vitkit.apps.training.results import ScoredResults, score_file, score_run, score_with_config
-from vitkit.config import cfg_diff, value_at
+from vitkit.config import cfg_diff, reads_root, value_at
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import LengthGroup, draw_by_length
@@ -46,7 +46,8 @@ def compare(
         annotations: score results files on these annotations in COCO's format.
         images: the folder of their images; None: none are shown.
         out: the HTML page to write; None: none.
-        overrides: `key.sub=value` changes to the config of each model and of `data`, such as "data.root=data/coco".
+        overrides: `key.sub=value` changes to the config of each model and of `data`, such as "data.root=data/coco",
+            which models whose data lie elsewhere do without.
         device: such as "cuda" or "cpu"; None: the accelerator that PyTorch finds, otherwise the CPU.
         trust: let saved configs import the code that they name, see `load_config`.
     Raises:
@@ -82,8 +83,14 @@ def score_models(
     if overrides and annotations is not None:
         raise ConfigError(f"{overrides[0]}: results files that are scored on --annotations have no config to change.")
     # All names are looked up before the first model runs: scoring takes long.
-    others = [model for model in models if not _is_results(model) and not (Path(model) / CONFIG_NAME).is_file()]
-    found = {model: find_trained(model, overrides=overrides, trust=trust) for model in others}
+    scored_here = [model for model in models if not _is_results(model)]
+    changes = {model: list(overrides) for model in scored_here}
+    if any(text.startswith("data.root=") for text in overrides):
+        without = [model for model in scored_here if not reads_root(find_model(model, trust=trust).config)]
+        if len(without) < len(scored_here):  # the others' data may have moved
+            changes |= {model: [o for o in overrides if not o.startswith("data.root=")] for model in without}
+    others = [model for model in scored_here if not (Path(model) / CONFIG_NAME).is_file()]
+    found = {model: find_trained(model, overrides=changes[model], trust=trust) for model in others}
     scored = []
     for model in models:
         path = Path(model)
@@ -92,7 +99,7 @@ def score_models(
         elif _is_results(model):
             scored.append(score_file(path, annotations=annotations, images=images))
         elif (path / CONFIG_NAME).is_file():
-            scored.append(score_run(path, overrides=overrides, device=device, trust=trust))
+            scored.append(score_run(path, overrides=changes[model], device=device, trust=trust))
         else:
             config, weights = found[model]
             evaluator = test(config, weights, device=device, trust=trust).evaluator
