@@ -120,9 +120,7 @@ def test_a_root_is_for_the_models_that_read_files_below_it(tmp_path, monkeypatch
     overrides = ["data.root=moved", "train.seed=1"]
     comparing.score_models([tmp_path / "bccd", tmp_path / "quickstart"], overrides=overrides)
     assert used == {"bccd": overrides, "quickstart": ["train.seed=1"]}
-    comparing.score_models(
-        [tmp_path / "quickstart"] * 2, overrides=overrides
-    )  # which is an error there
+    comparing.score_models([tmp_path / "quickstart"] * 2, overrides=overrides)  # which is an error there
     assert used["quickstart"] == overrides
 
 
