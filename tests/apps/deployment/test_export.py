@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 import shutil
 import sys
@@ -293,6 +294,31 @@ def test_order_of_detections_with_equal_scores_is_not_a_difference(second, expec
     scores, labels = differences(Scored(model), Swapped(), [{"x": torch.zeros(1)}], 1e-3)
     assert labels.output == "labels" and labels.largest == expected
     assert scores.largest == pytest.approx(0.9 - second, abs=1e-6)
+
+
+class Selected(ExportGraph):
+    """Four queries, of which the last are nearly equal."""
+
+    axes = {"x": ("batch",)}
+
+    def forward(self, x):
+        torch.manual_seed(0)
+        logits, boxes = torch.randn(2, 4, 3), torch.rand(2, 4, 4)
+        logits[..., 2] = -math.inf
+        return {"pred_logits": logits, "pred_boxes": boxes, "pred_masks": torch.randn(2, 4, 8, 8)}
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_order_of_queries_is_not_a_difference(is_wrong, capsys):
+    graph = Selected(torch.nn.Module())
+    outputs = graph(torch.zeros(1))
+    order = torch.tensor([[0, 1, 3, 2], [0, 1, 2, 3]])
+    file = {name: value[torch.arange(2)[:, None], order] for name, value in outputs.items()}
+    file["pred_boxes"][0, 0, 0] += 0.1 * is_wrong
+    run = SimpleNamespace(run=lambda inputs: file)
+    found = {each.output: each.largest for each in differences(graph, run, [{"x": torch.zeros(1)}], 1e-3)}
+    assert found == {"pred_logits": 0, "pred_boxes": pytest.approx(0.1 * is_wrong), "pred_masks": 0}
+    assert "2 of 8 queries are elsewhere in the file's order" in capsys.readouterr().out
 
 
 OWN_MODEL = """

@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
@@ -148,7 +149,7 @@ def differences(
 
     Results that are derived from other outputs are compared with results derived from the file's outputs: where two
     scores are equal but for rounding, a top-k selection may differ. So may the order of such detections, which are then
-    compared only by their scores.
+    compared only by their scores, and that of queries, each of which is compared with the one that it is closest to.
     """
     largest: dict[str, float] = {}
     for number, inputs in enumerate(batches, start=1):
@@ -159,20 +160,48 @@ def differences(
         ended, shape = time.perf_counter(), tuple(next(iter(inputs.values())).shape)
         times = f"{halfway - started:.1f} s by PyTorch, {ended - halfway:.1f} s by the file"
         print_line(f"compared  {number} of {len(batches)}, {shape}: {times}")
+        queries = _queries_in_order(actual, expected, tolerance)
         expected |= graph.finish(actual, inputs)
         ordered = _order(expected["scores"]) if "scores" in expected else None
         for name, value in expected.items():
             if ordered is not None and name in _DETECTIONS and actual[name].shape == value.shape:
                 difference = _difference(actual[name][ordered], value[ordered])
             else:
-                difference = _difference(actual[name], value)
+                difference = _difference(queries.get(name, actual[name]), value)
             largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
     return [Difference(name, value, tolerance) for name, value in largest.items()]
 
 
 _DETECTIONS = ("labels", "boxes_xyxy", "queries")
+_BOUND = 1e4
 _ROUNDING = 1e-6
 """Scores, which are at most 1, that differ by less may be in either order."""
+
+
+def _queries_in_order(actual: Inputs, expected: Inputs, tolerance: float) -> Inputs:
+    """Return what a file computes for each query, in the order of the model's queries; nothing if that is its own.
+
+    Two-stage detectors select queries by score, and which of two with nearly equal scores comes first depends on
+    rounding.
+    """
+    names = [name for name in ("pred_boxes", "pred_logits") if name in expected]
+    if len(names) < 2 or any(actual[name].shape != expected[name].shape for name in names):
+        return {}
+    if all(_difference(actual[name], expected[name]) <= tolerance for name in names):
+        return {}
+    # Logits of forbidden words are minus infinity.
+    ours, theirs = (
+        torch.cat([outputs[name].float() for name in names], dim=-1).nan_to_num().clamp(-_BOUND, _BOUND)
+        for outputs in (expected, actual)
+    )
+    distances = torch.cdist(ours, theirs, p=float("inf"))
+    order = torch.stack([torch.from_numpy(linear_sum_assignment(distance)[1]) for distance in distances])
+    moved = int((order != torch.arange(order.shape[1])).sum())
+    if not moved:
+        return {}
+    print_line(f"  {moved} of {order.numel()} queries are elsewhere in the file's order; each is compared with its own")
+    rows = torch.arange(len(order))[:, None]
+    return {name: actual[name][rows, order] for name in actual if actual[name].shape[:2] == order.shape}
 
 
 def _order(scores: Tensor) -> Tensor:
