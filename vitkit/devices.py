@@ -101,8 +101,8 @@ def require_device(device: str | torch.device) -> None:
         found = torch.device(device)
     except (RuntimeError, TypeError):  # no device has such a name
         found = None
-    number = 0 if found is None or found.index is None or found.type == "cpu" else found.index
-    if found is None or found.type not in (*choices, "meta") or (number and number >= torch.accelerator.device_count()):
+    is_here = found is not None and found.type in (*choices, "meta")
+    if not is_here or (found.index and found.index >= torch.accelerator.device_count()):
         raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")
 
 

@@ -243,28 +243,7 @@ class Model(nn.Module):
                 finite or without values, or variances below 0; or a module's `fused` returns no module, and the model
                 is fused in part.
         """
-        name = type(self).__name__
-        if (training := next((part for part, module in self.named_modules() if module.training), None)) is not None:
-            raise ConfigError(
-                f"fuse: {'.'.join(filter(None, [name, training]))} is in training mode. Call eval() first."
-            )
-        if self.is_fused:
-            raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
-        # Some kernels of activations turn NaN into a number, which would hide that the weights are broken.
-        norms = (item for item in self.named_modules() if getattr(item[1], "running_var", None) is not None)
-        statistics = (item for prefix, norm in norms for item in norm.named_buffers(prefix, recurse=False))
-        for weights, value in (*self.named_parameters(), *statistics):
-            if value.is_meta:
-                raise ConfigError(
-                    f"fuse: {name} has weights without values, in {weights} (device meta). Load its weights onto a "
-                    "device first."
-                )
-            if not value.isfinite().all():
-                raise ConfigError(
-                    f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
-                )
-            if weights.endswith(".running_var") and (value < 0).any():
-                raise ConfigError(f"fuse: {name} has variances below 0, in {weights}. Load an earlier checkpoint.")
+        _check_fusible(self)
         backbone = child(self, "backbone")
         count = _count_norms(backbone)
         self.is_fused = True  # in part, also if a module's `fused` fails
@@ -352,6 +331,32 @@ class Model(nn.Module):
             f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
             "Predict without tiles."
         )
+
+
+def _check_fusible(model: Model) -> None:
+    """Raise the errors of `Model.fuse`, before anything has changed."""
+    name = type(model).__name__
+    for part, module in model.named_modules(prefix=name):
+        if module.training:
+            raise ConfigError(f"fuse: {part} is in training mode. Call eval() first.")
+    if model.is_fused:
+        raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
+    # Some kernels of activations turn NaN into a number, which would hide that the weights are broken. Fixed norms have
+    # buffers only; those of other modules may well be infinite, such as masks.
+    norms = [part for part in model.named_modules() if getattr(part[1], "running_var", None) is not None]
+    statistics = (item for prefix, norm in norms for item in norm.named_buffers(prefix, recurse=False))
+    for weights, value in (*model.named_parameters(), *statistics):
+        if value.is_meta:
+            raise ConfigError(
+                f"fuse: {name} has weights without values, in {weights} (device meta). Load its weights onto a "
+                "device first."
+            )
+        if not value.isfinite().all():
+            raise ConfigError(
+                f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
+            )
+        if weights.endswith(".running_var") and (value < 0).any():
+            raise ConfigError(f"fuse: {name} has variances below 0, in {weights}. Load an earlier checkpoint.")
 
 
 def _count_norms(backbone: nn.Module | None) -> int:
@@ -515,15 +520,21 @@ class Criterion(nn.Module):
     """The fields of each target that it always reads, checked likewise."""
     epoch: int = 0
     """The epoch of the training, counted from 0; a run sets it."""
-    changes_at: int | None = None
-    """The epoch from which on it computes something else, so that a run that ends before can be warned of; a part of
-    it, such as a matcher, may have this, too."""
     step_share: Tensor | None = None
     """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
 
     def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
         """Return the number that its losses over these targets are divided by, such as that of objects or words."""
         return len(targets)
+
+
+@runtime_checkable
+class ChangesAtEpoch(Protocol):
+    """A part of a criterion, such as a matcher, that computes something else from an epoch on; a run that ends before
+    warns."""
+
+    changes_at: int | None
+    """That epoch, counted from 0; None: never."""
 
 
 class Dataset(ABC):

@@ -35,14 +35,15 @@ def check_config(cfg: Mapping[str, Any]) -> None:
 def find_issues(cfg: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each unknown key, type or argument, for each value of a wrong type, and for an override of
     `data.root` that nothing reads."""
-    if getattr(cfg, "origins", {}).get("data.root") == COMMAND_LINE and not reads_root(cfg):
+    origins = getattr(cfg, "origins", {})  # of a Config
+    if origins.get("data.root") == COMMAND_LINE and not reads_root(cfg):
         yield (
             "data.root: no dataset of this config reads files below it, such as '{root}/train2017', so that it would "
             "change nothing. Leave it out, set the datasets' own paths, or use a config that reads files."
         )
     for key, value in cfg.items():
         if key in TOP_LEVEL:
-            yield from _issues_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))
+            yield from _issues_at(key, value, TOP_LEVEL[key], origins)
         else:
             yield f"unknown key {key!r}. {nearest(key, TOP_LEVEL)}"
 

@@ -49,7 +49,7 @@ from vitkit.engine.run_folder import (
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
-from vitkit.protocols import Dataset
+from vitkit.protocols import ChangesAtEpoch, Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
@@ -321,7 +321,7 @@ def fit(
             settings.epochs,
         )
     for name, module in run.criterion.named_modules(prefix="criterion"):
-        changes_at = getattr(module, "changes_at", None)
+        changes_at = module.changes_at if isinstance(module, ChangesAtEpoch) else None
         if changes_at is not None and changes_at >= settings.epochs:
             logger.warning(
                 "%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that epoch in "

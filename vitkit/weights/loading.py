@@ -137,7 +137,7 @@ def load_weights(
         CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model; or the model
             is fused.
     """
-    if getattr(model, "is_fused", False):
+    if isinstance(model, Model) and model.is_fused:
         raise CheckpointError(
             "load_weights: the model is fused (Model.fuse), so it has no norms to load weights into. Load them into "
             "the model before fusing it."

@@ -174,6 +174,7 @@ def differences(
 
 _DETECTIONS = ("labels", "boxes_xyxy", "queries")
 _BOUND = 1e4
+"""Logits beyond this count as equal to it where queries are assigned."""
 _ROUNDING = 1e-6
 """Scores, which are at most 1, that differ by less may be in either order."""
 

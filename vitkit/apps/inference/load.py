@@ -86,7 +86,7 @@ def load(
     assert weights is not None
     device = "cpu" if device is None else device
     require_device(device)
-    resolve_precision(precision, torch.device(device))
+    precision = resolve_precision(precision, torch.device(device))
     check_runtime(runtime, weights, device)
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
