@@ -16,9 +16,6 @@ import numpy as np
 from vitkit.data.datasets.base import DetectionDataset, ListedImages, new_labels, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.formats.sizes import is_scaled
-from vitkit.data.loading.shared_memory import share, share_arrays
-from vitkit.data.loading.spooled_bytes import SpooledBytes, SpooledLists, read_lists
-from vitkit.data.loading.stored_arrays import MIN_BYTES, stored_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import FileIssue
@@ -26,6 +23,9 @@ from vitkit.io.image_files import check_inside, is_rotated
 from vitkit.io.json_files import gc_paused
 from vitkit.io.packs import has_file
 from vitkit.io.segmentations import decode_segmentation, object_area, visible_box
+from vitkit.io.shared_memory import share, share_arrays
+from vitkit.io.spooled_bytes import SpooledBytes, SpooledLists, read_lists
+from vitkit.io.stored_arrays import MIN_BYTES, stored_arrays
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 

@@ -18,7 +18,6 @@ from vitkit.data.formats.exporters import (
     read_exporters_fields,
 )
 from vitkit.data.formats.sizes import fit_images, fit_sizes
-from vitkit.data.loading.spooled_bytes import SpooledLists
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.coco_schema import (
     AnnotationChecks,
@@ -31,6 +30,7 @@ from vitkit.io.coco_schema import (
 )
 from vitkit.io.json_files import read_json
 from vitkit.io.json_stream import read_json_parts
+from vitkit.io.spooled_bytes import SpooledLists
 
 logger = logging.getLogger("vitkit")
 

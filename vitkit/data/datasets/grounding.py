@@ -20,10 +20,10 @@ from vitkit.data.formats.grounding import (
     read_label_map,
     read_odvg,
 )
-from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.packs import has_file
+from vitkit.io.shared_memory import share_arrays
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 from vitkit.text.vocabulary import normalize_text

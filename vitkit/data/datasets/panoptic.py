@@ -10,12 +10,12 @@ from vitkit.data.datasets.base import ListedImages, flat_text, flat_texts, requi
 from vitkit.data.datasets.coco_file import keep_first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.formats.exporters import find_listed_files
-from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import panoptic_issues, raise_issues
 from vitkit.io.image_files import check_inside, read_label_colors
 from vitkit.io.json_files import read_json
+from vitkit.io.shared_memory import share_arrays
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo

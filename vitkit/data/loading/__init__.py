@@ -1,1 +1,1 @@
-"""From datasets to batches: samplers, worker processes, shared memory, collation."""
+"""From datasets to batches: settings, samplers, worker processes, collation."""

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.loading.shared_memory import map_file
 from vitkit.io.atomic import write_atomically
 from vitkit.io.local_cache import cache_folder, locked
+from vitkit.io.shared_memory import map_file
 
 logger = logging.getLogger("vitkit")
 

@@ -17,13 +17,12 @@ from PIL import Image
 
 from vitkit.data.datasets import coco as coco_module
 from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.loading import spooled_bytes
-from vitkit.data.loading import stored_arrays as stored_arrays_module
 from vitkit.data.loading.samplers import TrainBatches
-from vitkit.data.loading.shared_memory import SharedArray
-from vitkit.data.loading.spooled_bytes import SpooledBytes
 from vitkit.errors import DataError
-from vitkit.io import json_stream
+from vitkit.io import json_stream, spooled_bytes
+from vitkit.io import stored_arrays as stored_arrays_module
+from vitkit.io.shared_memory import SharedArray
+from vitkit.io.spooled_bytes import SpooledBytes
 
 
 @pytest.fixture

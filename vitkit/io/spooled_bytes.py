@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.loading.shared_memory import map_file
 from vitkit.errors import DataError
+from vitkit.io.shared_memory import map_file
 
 IN_MEMORY = 32 << 20
 """Number of bytes that are held in memory."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitkit.data.loading.shared_memory import SharedArray, share
+from vitkit.io.shared_memory import SharedArray, share
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="shared memory of POSIX systems")
 
