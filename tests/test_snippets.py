@@ -33,10 +33,10 @@ SNIPPETS = [
 REPORT = "vitkit/apps/report"
 ELSEWHERE = {
     ("configs/README.md", "# my_data.py"): "tests/data/test_own_dataset.py",
-    ("vitkit/data/README.md", "# my_boxes.py"): "tests/data/test_own_dataset.py",
-    ("vitkit/data/README.md", "# my_transforms.py"): "tests/data/test_own_transforms.py",
-    ("vitkit/engine/README.md", "# trackers.py"): "tests/engine/test_hooks.py",
-    ("vitkit/engine/README.md", "# my_config.py"): "tests/engine/test_hooks.py",
+    ("vitkit/data/datasets/README.md", "# my_boxes.py"): "tests/data/test_own_dataset.py",
+    ("vitkit/data/transforms/README.md", "# my_transforms.py"): "tests/data/test_own_transforms.py",
+    ("vitkit/engine/hooks/README.md", "# trackers.py"): "tests/engine/test_hooks.py",
+    ("vitkit/engine/hooks/README.md", "# my_config.py"): "tests/engine/test_hooks.py",
     ("vitkit/apps/report/README.md", "from typing import NamedTuple"): "tests/apps/report/test_own_evaluators.py",
     (
         "vitkit/apps/inference/README.md",
@@ -139,7 +139,7 @@ def test_weights_are_loaded_from_a_file(names, capsys):
 
 def test_prompts_are_made_of_the_classes(names):
     names["data"] = dict(train=dict(type="ShapesDetection", num_images=2, image_size=48), num_workers=0)
-    run("vitkit/data/README.md", 1, names)
+    run("vitkit/data/datasets/README.md", 1, names)
     names["data"]["prompts"]["phrases"] = {"star": names["data"]["prompts"]["phrases"]["RBC"]}
     data = DataSettings(**names["data"])
     phrases = {p for batch in data.train_loader(data.dataset("train"), seed=0) for p in batch.targets[0]["phrases"]}
@@ -149,7 +149,7 @@ def test_prompts_are_made_of_the_classes(names):
 def test_augmentation_that_depends_on_the_epoch_is_built(names):
     names["cfg"]["data"]["train"] = dict(type="ShapesDetection", num_images=4, image_size=48)
     names["cfg"]["data"]["val"] = dict(type="ShapesDetection", num_images=2, image_size=48)
-    run("vitkit/data/README.md", 3, names)
+    run("vitkit/data/transforms/README.md", 2, names)
     data = DataSettings(**names["cfg"]["data"])
     loader = data.train_loader(data.dataset("train"), seed=0)
     loader.set_position(70)
@@ -157,7 +157,7 @@ def test_augmentation_that_depends_on_the_epoch_is_built(names):
 
 
 def test_folder_of_label_images_is_read(names):
-    run("vitkit/data/README.md", 4, names)
+    run("vitkit/data/formats/README.md", 1, names)
     root = Path(names["data"]["root"])
     for folder in ("images/train", "labels/train"):
         (root / folder).mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_settings_are_searched(names, monkeypatch):
     optuna = pytest.importorskip("optuna")
     optimize = optuna.Study.optimize
     monkeypatch.setattr(optuna.Study, "optimize", lambda study, objective, n_trials: optimize(study, objective, 2))
-    run("vitkit/engine/README.md", 5, names)
+    run("vitkit/engine/hooks/README.md", 4, names)
     assert len(names["study"].trials) == 2 and 1e-4 <= names["study"].best_params["lr"] <= 1e-2
     assert all(Path("runs/search", str(number), "best.pth").exists() for number in (0, 1))
 

@@ -66,7 +66,7 @@ def _check_slurm(environment: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{variable}={environment[variable]}: Slurm's tasks do not know each other, so that each would do all the "
             "work alone. Start one torchrun per node: srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES "
-            "--nproc-per-node=GPUS --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 … (vitkit/engine/README.md). For a "
+            "--nproc-per-node=GPUS --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 … (vitkit/engine/machines.md). For a "
             f"single process in this job: {variable}=1 in front of the command."
         )
 

@@ -54,7 +54,7 @@ def copy_example(guide, name):
 
 
 def test_the_guides_dataset_of_boxes_trains_a_detector():
-    copy_example("vitkit/data/README.md", "my_boxes.py")
+    copy_example("vitkit/data/datasets/README.md", "my_boxes.py")
     Path("my_config.py").write_text(BOXES)
     run = vitkit.train("my_config.py", run_dir="run", device="cpu")
     assert 0 <= run.metrics["bbox/AP"] <= 1

@@ -12,7 +12,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.errors import ConfigError
 from vitkit.registry import ALBUMENTATIONS, TRANSFORMS
 
-GUIDE = Path(__file__).resolve().parents[2] / "vitkit/data/README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "vitkit/data/transforms/README.md"
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as quickstart
 

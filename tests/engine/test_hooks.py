@@ -14,7 +14,7 @@ from vitkit import ConfigError, load_config
 from vitkit.engine.hooks import Hook
 from vitkit.registry import HOOKS
 
-GUIDE = Path(__file__).resolve().parents[2] / "vitkit" / "engine" / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "vitkit" / "engine" / "hooks" / "README.md"
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The batch file of vitkit/engine/README.md, with a scheduler of two machines that are this one."""
+"""The batch file of vitkit/engine/machines.md, with a scheduler of two machines that are this one."""
 
 import json
 import os
@@ -32,8 +32,9 @@ SCONTROL = "#!/bin/bash\nprintf '127.0.0.1\\n127.0.0.2\\n'\n"
 
 
 def batch_file(port: int) -> str:
-    """Return the file that the README shows, for a tiny model on two machines with one process each."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "vitkit/engine/README.md").read_text(encoding="utf-8"), re.DOTALL)
+    """Return the file that the guide shows, for a tiny model on two machines with one process each."""
+    guide = (ROOT / "vitkit/engine/machines.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", guide, re.DOTALL)
     (text,) = (block for block in blocks if "#SBATCH" in block)
     for old, new in {
         "--nproc-per-node 8": "--nproc-per-node 1",

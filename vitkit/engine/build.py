@@ -273,7 +273,7 @@ def check_prompts(spec: Spec, dataset: Dataset) -> None:
         raise ConfigError(
             f"data.prompts: not set, and {constructor.__name__} looks for what prompts name. Set "
             "data.prompts=dict(negatives=85) to make them of each image's classes and some others, or negatives=None "
-            "for all classes in every prompt (see vitkit/data/README.md)."
+            "for all classes in every prompt (see vitkit/data/datasets/README.md)."
         )
     if dataset.prompts is not None and not reads_prompts:
         raise ConfigError(f"data.prompts: {constructor.__name__} reads no prompts. Leave it out.")
