@@ -46,6 +46,9 @@ NOT_BELOW = {
     "engine": {*MODELS, "evaluation"} - {"nn", "kernels"},
 }
 """Room -> rooms of lower lines that it does not import either."""
+DATA = (("transforms", "formats", "text"), ("datasets",), ("synthetic", "loading"))
+"""The folders of data, lowest first: like rooms, each imports itself and what lower lines have."""
+DATA_LEVEL = {folder: level for level, folders in enumerate(DATA) for folder in folders}
 
 
 def room_of(module: str) -> str | None:
@@ -106,6 +109,16 @@ def test_imports_only_go_to_lower_levels(path):
 def test_nothing_imports_tools_or_configs(path):
     assert not [m for m in imports_of(path) if m.split(".")[0] in ("tools", "configs")]
     assert not {room_of(m) for m in imports_of(path)} & {"tools", "configs"}
+
+
+def test_folders_of_data_only_import_lower_ones():
+    assert {path.parent.name for path in (PACKAGE / "data").glob("*/*.py")} == DATA_LEVEL.keys()
+    wrong = []
+    for path in sorted((PACKAGE / "data").glob("*/*.py")):
+        imported = {m.split(".")[2] for m in imports_of(path) if m.startswith("vitkit.data.")} & DATA_LEVEL.keys()
+        above = {f for f in imported - {path.parent.name} if DATA_LEVEL[f] >= DATA_LEVEL[path.parent.name]}
+        wrong += [f"{path.relative_to(ROOT)} imports {folder}" for folder in sorted(above)]
+    assert not wrong, ", ".join(wrong)
 
 
 def test_model_zoo_stands_alone():

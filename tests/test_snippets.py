@@ -18,7 +18,7 @@ from torch import nn
 import vitkit
 from vitkit import registry
 from vitkit.apps.inference import Predictor, load
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.synthetic.writing import write_shapes
 from vitkit.engine.build import build_model
 from vitkit.protocols import Model

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitkit.apps.training.api import test, train
     from vitkit.apps.training.comparing import compare
     from vitkit.config import Config, load_config
-    from vitkit.data.loading.loader import build_dataset
+    from vitkit.data.loading.splits import build_dataset
     from vitkit.engine.build import build_model
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
     from vitkit.nn.attention import AttentionRecorder
@@ -61,7 +61,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "TrainingError": "errors",
     "VitkitError": "errors",
     "analyze": "apps.analysis.reports.api",
-    "build_dataset": "data.loading.loader",
+    "build_dataset": "data.loading.splits",
     "build_model": "engine.build",
     "compare": "apps.training.comparing",
     "convert": "apps.conversion.convert",

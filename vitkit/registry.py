@@ -273,7 +273,7 @@ OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers", in_errors=True)
 SCHEDULES = Registry("schedule", "vitkit.engine.schedules", in_errors=True)
 EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="Evaluator")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
-SECTIONS = Registry("section", "vitkit.data.loading.loader", "vitkit.engine.settings")
+SECTIONS = Registry("section", "vitkit.data.loading.settings", "vitkit.engine.settings")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 
 REGISTRIES = {

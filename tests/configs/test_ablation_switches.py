@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.loading.loader import DataSettings, choose_fraction
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import choose_fraction
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads import DETRHead, Mask2FormerHead

@@ -10,7 +10,7 @@ from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.configs.parts.realtime import deim_data, dfine_data, flat_cosine, square_sizes, training
 from vitkit.data.loading.batch_augmentation import Mixup, Squares
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.data.transforms.grid_mosaic import GridMosaic
 from vitkit.engine.optimizers import parameter_groups

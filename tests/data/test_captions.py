@@ -8,7 +8,7 @@ import torch
 
 from vitkit.data.datasets.captions import CocoCaptions, caption_words
 from vitkit.data.datasets.image_features import write_features
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS
 from vitkit.structures import BOS, EOS, PAD, UNK

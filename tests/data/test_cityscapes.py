@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vitkit.config import load_config
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import ConfigError, DataError
 
 CAR, ROAD, PERSON = 26, 7, 24

@@ -12,7 +12,8 @@ from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import VideoFolder
-from vitkit.data.loading.loader import DataSettings, match_classes
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import match_classes
 from vitkit.engine.build import build_datasets
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.coco import CocoEvaluator

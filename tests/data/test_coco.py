@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import ConfigError, DataError
 
 BIG_ID = 908400223648

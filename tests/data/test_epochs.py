@@ -13,7 +13,8 @@ from vitkit import train
 from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, Mixup, Squares, mix, squash
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.engine.hooks import Hook

@@ -17,7 +17,7 @@ from vitkit.data.formats import AnnotatedImages, read_annotations
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.image_groups import photo_names, series_of
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_datasets
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation

@@ -20,7 +20,7 @@ from helpers.located_texts import (
 )
 
 from vitkit.data.datasets.grounding import GroundingDataset
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.text.prompts import Prompts, PromptStep
 from vitkit.errors import ConfigError, DataError
 from vitkit.visualization.samples import describe, draw_sample

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from vitkit.data.datasets.image_folder import ImageFolder
-from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset, check_same_classes
 from vitkit.data.synthetic.shapes import ShapesClassification
 from vitkit.data.synthetic.world import THINGS
 from vitkit.errors import ConfigError, DataError

@@ -7,8 +7,8 @@ import pytest
 from helpers.plain_dataset import PlainDataset
 
 from vitkit.data.loading.image_weights import class_aware_weights, draw, image_weights, repeat_factors
-from vitkit.data.loading.loader import DataSettings
 from vitkit.data.loading.samplers import TrainBatches
+from vitkit.data.loading.settings import DataSettings
 from vitkit.errors import ConfigError
 
 # Class 0 is in all four images, class 1 in one.

@@ -1,6 +1,7 @@
 """Workers and their errors, resuming, settings."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from helpers.plain_dataset import PlainDataset
 
 from vitkit.config import load_config
-from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset, check_same_classes
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols import Dataset
 from vitkit.registry import SECTIONS
@@ -162,6 +164,7 @@ def test_all_splits_are_evaluated_with_validation_transforms():
 
 
 def test_automatic_workers_share_the_cores_of_the_machine(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(32), raising=False)
     counts = []
     for ranks in ("1", "4", "32"):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from helpers.processes import is_running
 
-from vitkit.data.loading.loader import DataSettings, lost_worker
+from vitkit.data.loading.loader import lost_worker
+from vitkit.data.loading.settings import DataSettings
 from vitkit.errors import DataError
 from vitkit.protocols import Dataset
 
@@ -130,7 +131,7 @@ def test_a_worker_does_not_report_that_its_trainer_has_ended(capfd):
 
 TRAINER = """
 import multiprocessing, sys
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.synthetic.shapes import ShapesDetection
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 from helpers.federated import HEIGHT, WIDTH, federated_truth
 
 from vitkit.data.datasets.lvis import LvisDetection
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import DataError
 from vitkit.evaluation.lvis import LvisEvaluator
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from helpers.located_texts import detection_line, grounding_line, write_images, write_odvg
 
-from vitkit.data.loading.loader import DataSettings, build_dataset
 from vitkit.data.loading.samplers import TrainBatches
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import vitkit
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import DataError
 
 

@@ -7,7 +7,7 @@ from helpers.annotated_images import flat, shapes
 
 from vitkit.config import check_config
 from vitkit.config.load import load_config
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.transforms.mosaic_mixup import MultiImageTransforms, Visibility, blend, make_mosaic, paste_objects
 from vitkit.errors import ConfigError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError
 

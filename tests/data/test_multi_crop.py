@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.multi_crop import MultiCrop
 from vitkit.errors import ConfigError

@@ -16,7 +16,8 @@ from vitkit.config.paths import make_data_paths_absolute
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.writing import WRITERS
 from vitkit.data.loading import samplers
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.synthetic.writing import write_shapes
 from vitkit.errors import DataError
 from vitkit.io import packs, remote_files

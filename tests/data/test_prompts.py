@@ -8,8 +8,9 @@ import torch
 from helpers.grounding_models import bert_tokenizer
 
 from vitkit.data.loading.batch_augmentation import mix
-from vitkit.data.loading.loader import BatchLoader, DataSettings, match_classes
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import match_classes
 from vitkit.data.text.prompts import Prompts, PromptStep, fitting
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols import Dataset
@@ -301,7 +302,7 @@ def test_what_does_not_fit_makes_room_for_what_follows():
 def loaded(dataset, *, workers, rank=0, world_size=1, skip=0):
     settings = DataSettings(num_workers=workers, prompts={}, pin_memory=False)
     batches = TrainBatches(len(dataset), batch_size=4, seed=3, rank=rank, world_size=world_size)
-    loader = BatchLoader(dataset, batches, settings, training=True)
+    loader = settings.loader(dataset, batches, training=True)
     loader.set_position(1, skip)
     return [(batch.inputs["tokens"].tolist(), [t["phrases"] for t in batch.targets], len(batch)) for batch in loader]
 
@@ -318,7 +319,7 @@ def test_workers_ranks_and_resumption_do_not_change_prompts():
 
 def test_evaluation_batches_have_all_classes_and_the_boxes_of_each_class():
     dataset = Boxes(random_labels(5))
-    loader = BatchLoader(dataset, EvalBatches(5, batch_size=2), DataSettings(num_workers=0), training=False)
+    loader = DataSettings(num_workers=0).loader(dataset, EvalBatches(5, batch_size=2), training=False)
     for batch in loader:
         assert all(target["phrases"] == PHRASES for target in batch.targets)
         assert batch.inputs.keys() == {"images", "padding_mask", "tokens", "blocks", "is_word"}
@@ -329,9 +330,9 @@ def test_samples_whose_phrases_cannot_be_encoded_are_replaced_and_named(caplog):
     dataset.target_vocabulary = Vocabulary.train("word", ["a cat on mat two dogs play ."])
     batches = TrainBatches(2, batch_size=2, seed=0)
     with pytest.raises(DataError, match="knows no piece of the phrase 'zzz'"):
-        list(BatchLoader(dataset, batches, DataSettings(num_workers=0), training=True))
+        list(DataSettings(num_workers=0).loader(dataset, batches, training=True))
     with caplog.at_level(logging.ERROR, logger="vitkit"):
-        (batch,) = BatchLoader(dataset, batches, DataSettings(num_workers=0, on_error="skip"), training=True)
+        (batch,) = DataSettings(num_workers=0, on_error="skip").loader(dataset, batches, training=True)
     assert [target["image_id"] for target in batch.targets] == [0, 0] and "the phrase 'zzz'" in caplog.text
     with pytest.raises(ConfigError, match="data.mixup: mixes images whose labels are classes, and these have phrases"):
         mix(dataset[0, 0], dataset[0, 0], 0.5)

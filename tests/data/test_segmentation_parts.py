@@ -12,7 +12,8 @@ from vitkit.configs.parts.camvid import camvid
 from vitkit.configs.parts.cityscapes import cityscapes_semantic
 from vitkit.configs.parts.coco_instance import coco_instance
 from vitkit.configs.parts.coco_panoptic import coco_panoptic, coco_panoptic_multi_scale
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 
 PARTS = {
     part.__name__: part

@@ -154,7 +154,7 @@ def test_inconsistent_values_are_errors(tmp_path):
 def test_camvid_and_ade20k_are_read(shared_data):
     from vitkit.configs.parts.ade20k import CLASSES as ADE20K
     from vitkit.configs.parts.camvid import camvid
-    from vitkit.data.loading.loader import build_dataset
+    from vitkit.data.loading.splits import build_dataset
 
     data = camvid(root=str(shared_data / "camvid"))
     train = build_dataset(data["train"], data["root"])

@@ -3,7 +3,8 @@ import gzip
 import pytest
 import sacrebleu
 
-from vitkit.data.loading.loader import DataSettings, build_dataset, choose_fraction
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset, choose_fraction
 from vitkit.data.text.datasets import TextLines, VocabularySettings
 from vitkit.data.text.monolingual import MonolingualText
 from vitkit.data.text.pairs import ParallelText, SacrebleuText

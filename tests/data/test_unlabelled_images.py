@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from vitkit.data.datasets.unlabelled_images import UnlabelledImages
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS
 

@@ -9,7 +9,8 @@ from helpers.video_files import number_of, numbered_frame, write_video
 from PIL import Image
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.structures import Batch
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from vitkit import load
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
-from vitkit.data.loading.loader import DataSettings
 from vitkit.data.loading.samplers import TrainBatches
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.structures import Sample

@@ -7,7 +7,7 @@ import pytest
 from helpers.detection_files import write_data
 
 import vitkit
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.evaluation import CocoEvaluator
 from vitkit.structures import ScoreThresholds
 

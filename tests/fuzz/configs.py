@@ -12,7 +12,7 @@ from fuzz.mutate import mutate_json, places
 
 from vitkit import build_model, load_config
 from vitkit.configs.quickstart.detr import config as detr
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS, SCHEDULES, TRANSFORMS

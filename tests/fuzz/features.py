@@ -14,7 +14,7 @@ from fuzz.world import read_json
 
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.image_features import write_features
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.feature_cache import cache_features
 from vitkit.errors import DataError
 from vitkit.registry import MODELS

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vitkit.data.loading.loader import build_dataset
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 
 SHAPES = dict(type="ShapesDetection", num_images=6, image_size=64)

@@ -90,7 +90,7 @@ def num_open_arrays() -> int:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_coco_dataset_gives_the_same_samples_under_any_start_method(shared_data, method):
     from vitkit.data.datasets.coco import CocoDetection
-    from vitkit.data.loading.loader import DataSettings
+    from vitkit.data.loading.settings import DataSettings
 
     root = shared_data / "coco_tiny"
     dataset = CocoDetection(

@@ -6,7 +6,7 @@ import torch
 
 from vitkit import load_weights
 from vitkit.data.datasets.image_features import write_features
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.synthetic.shapes import ShapesCaptions
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.losses import CaptionLoss, SequenceLoss

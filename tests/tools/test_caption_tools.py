@@ -14,7 +14,7 @@ import vitkit
 from vitkit.apps.explanations.explain_options import prepare_image_to_draw
 from vitkit.apps.inference import load
 from vitkit.config import load_config
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.synthetic.world import World
 from vitkit.engine.build import build_model
 from vitkit.engine.feature_cache import cache_features, check_not_random
@@ -159,7 +159,7 @@ def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, c
 
 def test_one_of_several_ranks_caches_the_features_of_all_images(tiny, tmp_path, monkeypatch):
     # The loaders of the other ranks would have the other images.
-    monkeypatch.setattr("vitkit.data.loading.loader.current_world_size", lambda: 2)
+    monkeypatch.setattr("vitkit.data.loading.settings.current_world_size", lambda: 2)
     config = load_config(tiny)
     data = DataSettings(**config["data"], cache_features="maps")
     train_set = data.dataset("train")

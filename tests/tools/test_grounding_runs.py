@@ -11,7 +11,7 @@ from helpers.grounding_models import bert_tokenizer
 import vitkit
 from vitkit.apps.doctor import Options, run_checks
 from vitkit.config import load_config
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_datasets, share_vocabularies
 from vitkit.errors import VitkitError
 from vitkit.tools import test as test_tool

@@ -20,7 +20,8 @@ from torchvision.transforms import v2
 from vitkit.config.load import load_config
 from vitkit.configs.parts.realtime import deim_data, dfine_data
 from vitkit.data.loading.batch_augmentation import squash
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.tools.benchmark.loader import boxes_of_image, jpegs
 from vitkit.tools.benchmark.timing import Options, Row
 

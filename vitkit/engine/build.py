@@ -14,7 +14,8 @@ from torch import nn
 
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
-from vitkit.data.loading.loader import DataSettings, match_classes
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import match_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
 from vitkit.engine.checkpointing import rng_state, set_rng_state

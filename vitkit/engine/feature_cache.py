@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitkit.data.datasets.image_features import FeatureFile, FeatureSource, write_features
-from vitkit.data.loading.loader import BatchLoader, DataSettings
 from vitkit.data.loading.samplers import EvalBatches
+from vitkit.data.loading.settings import DataSettings
 from vitkit.distributed import first_rank_first
 from vitkit.errors import ConfigError, DataError
 from vitkit.logging import ProgressLines, print_line
@@ -74,7 +74,7 @@ def _write(
     check_not_random(dataset, where)
     # Not `val_loader`: of several ranks, only this one computes the features of all images.
     batches = EvalBatches(len(dataset), batch_size=data.images_per_gpu)
-    loader = BatchLoader(dataset, batches, data, training=False)
+    loader = data.loader(dataset, batches, training=False)
     maps = _with_progress(model.feature_maps(loader, device), len(loader))
     written = write_features(path, maps, dataset, weights_key=model.weights_key())
     print_line(f"{path}: {' x '.join(map(str, written['shape']))}, {path.stat().st_size / 2**20:.1f} MiB")

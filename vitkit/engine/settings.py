@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from vitkit.config import value_at
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import has_bfloat16
 from vitkit.errors import ConfigError
 from vitkit.nn.lora import LoRA, LoRAOptions

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import (
     broadcast,

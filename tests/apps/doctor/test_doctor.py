@@ -17,7 +17,7 @@ import vitkit
 from vitkit import load_config
 from vitkit.apps.doctor import CHECKS, VERDICTS, Case, Issue, Options, run_checks
 from vitkit.apps.doctor.training_checks import memory
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_criterion
 from vitkit.tools import doctor
 

@@ -12,7 +12,7 @@ from torch import nn
 from vitkit.apps.doctor.images import ImageScan, scan_images
 from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.text.prompts import PromptStep
 from vitkit.devices import resolve_precision
 from vitkit.engine.build import add_teacher, build_model, check_prompts, use_tokenizer

@@ -16,7 +16,8 @@ from vitkit.apps.doctor.issues import Issue, enumerate_items
 from vitkit.data.datasets.base import new_labels
 from vitkit.data.datasets.coco_file import AnnotationSource
 from vitkit.data.formats import AnnotatedImages
-from vitkit.data.loading.loader import DataSettings, match_classes
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import match_classes
 from vitkit.errors import DataError, VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json

@@ -21,7 +21,7 @@ from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
 from vitkit.apps.inference.inputs import ImageLike
 from vitkit.apps.inference.load import check_not_exported
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError

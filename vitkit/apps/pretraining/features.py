@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.step import seed_everything
 from vitkit.models.pretraining import PretrainingModel

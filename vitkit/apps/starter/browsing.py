@@ -11,7 +11,8 @@ import torch
 from vitkit.apps.inference import find_model
 from vitkit.config import value_at
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
-from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import Split
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb

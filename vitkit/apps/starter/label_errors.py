@@ -11,7 +11,8 @@ from vitkit.apps.report.label_errors import LabelError
 from vitkit.apps.report.label_review import weakness, write_label_errors
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.config import Config
-from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import Split
 from vitkit.devices import default_device
 from vitkit.distributed import is_main
 from vitkit.engine.settings import require

@@ -12,7 +12,8 @@ from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.training.api import test
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
-from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import Split
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError

@@ -19,7 +19,8 @@ from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.answers import AnswerFiles
-from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import Split
 from vitkit.devices import resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.build import build_model_for, use_saved_vocabularies

@@ -1,0 +1,140 @@
+"""Builds the datasets of training, validation and test, chooses a fraction of one, and matches their classes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.errors import ConfigError, DataError
+from vitkit.io.folders import one_form
+from vitkit.io.packs import mount
+from vitkit.protocols import Dataset
+from vitkit.registry import DATASETS, Spec
+from vitkit.text_format import pluralize
+
+logger = logging.getLogger("vitkit")
+CHOICE = ("fraction", "fraction_seed")
+"""Keys of any dataset's spec that choose what is trained on."""
+Split = Literal["train", "val", "test"]
+
+
+def build_dataset(
+    spec: Spec,
+    root: str = "data",
+    *,
+    key: str = "data",
+    max_image_pixels: int | None = None,
+    channels: int | None = None,
+) -> Dataset:
+    """Build a dataset.
+
+    Args:
+        spec: spec of a registered dataset. Its `fraction` and `fraction_seed`, if any, are for `DataSettings.dataset`.
+        root: replaces `{root}` in the spec's strings; if it is a pack, the folder that stands for it does.
+        key: the spec's config key ("data.train"), for error messages.
+        max_image_pixels: see `DataSettings`; None: its default.
+        channels: see `DataSettings`.
+    """
+    try:
+        if isinstance(spec, Mapping):
+            # A spec without {root} does not need what it stands for.
+            spec = _with_root(spec, mount(root) if "{root}" in str(spec) else root)
+            spec = {name: value for name, value in spec.items() if name not in CHOICE}
+        dataset = DATASETS.build(spec)
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
+    if max_image_pixels is not None:
+        dataset.max_image_pixels = max_image_pixels
+    if channels is not None:
+        if not isinstance(dataset, BaseImageDataset) or dataset.is_video:
+            raise ConfigError(f"data.channels={channels}: {type(dataset).__name__} has no image files. Leave it out.")
+        dataset.channels = channels
+    return dataset
+
+
+def _with_root(value: Any, root: str) -> Any:
+    """Return a value of a spec with `root` in place of `{root}`, also in the specs within it."""
+    if isinstance(value, str):
+        return value.replace("{root}", root)
+    if isinstance(value, Mapping):
+        return {name: _with_root(inner, root) for name, inner in value.items()}
+    return [_with_root(inner, root) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def choose_fraction(
+    count: int, fraction: float, seed: int | None = None, image_classes: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
+    """Choose a fraction of so many images or lines, at least one: their indices, ascending.
+
+    With one seed, a smaller fraction is a subset of a larger one.
+
+    Args:
+        seed: of the choice; with one, it is stratified: of the images that show the same set of classes, about the same
+            fraction is chosen. None: always the same choice, which is not stratified.
+        image_classes: of the images, see `Dataset`; None: they are not stratified.
+    """
+    size = max(1, round(fraction * count))
+    if seed is None:
+        return np.sort(np.random.default_rng(0).permutation(count)[:size])
+    classes_of = [[] for _ in range(count)]
+    for image, label in zip(*(column.tolist() for column in image_classes or ())):
+        classes_of[image].append(label)
+    strata: dict[tuple[int, ...], list[int]] = {}
+    for image, labels in enumerate(classes_of):
+        strata.setdefault(tuple(sorted(labels)), []).append(image)
+    random, ranks = np.random.default_rng(seed), np.empty(count)
+    for members in strata.values():
+        # Evenly spaced in 0..1, so that any beginning of the order has the strata in proportion.
+        ranks[random.permutation(members)] = (np.arange(len(members)) + random.random()) / len(members)
+    return np.sort(np.argsort(ranks, kind="stable")[:size])
+
+
+def lacks_some(classes: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether classes are in another order than others, or lack some of them, but have none that these lack."""
+    names, other_names = ({one_form(name) for name in part} for part in (classes, others))
+    return list(classes) != list(others) and names <= other_names and len(names) == len(classes)
+
+
+def match_classes(train: Dataset, val: Dataset) -> None:
+    """Let val have the classes of train, under the same ids, by name: it may lack some, or number them otherwise.
+
+    With prompts it may also have others, which are then found by their phrases.
+
+    Raises:
+        DataError: val has a class that train lacks.
+        ConfigError: `data.prompts.phrases` has a class that neither has.
+    """
+    if train.prompts is not None:
+        train.prompts.check_names(train, val)
+    if train.classes is None or val.classes is None:
+        return
+    same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
+    if lacks_some(val.classes, train.classes) or (list(val.classes) == list(train.classes) and not same_ids):
+        lacking = [name for name in train.classes if name not in val.classes]
+        if lacking:
+            logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])
+        if type(val).use_classes is not Dataset.use_classes:
+            val.use_classes(train.classes, train.category_ids)
+    if train.prompts is None:
+        check_same_classes(train, val)
+    elif new := [name for name in val.classes if name not in train.classes]:
+        logger.info("data.val has %s that data.train has not: %s", pluralize(len(new), "classes"), ", ".join(new)[:200])
+
+
+def check_same_classes(train: Dataset, val: Dataset) -> None:
+    """Raise a DataError unless two datasets have the same classes, under the same ids where both have ids."""
+    have_ids = train.category_ids is not None and val.category_ids is not None
+    train_names, val_names = (
+        dict(zip(dataset.category_ids, dataset.classes) if have_ids else enumerate(dataset.classes))
+        for dataset in (train, val)
+    )
+    if train_names != val_names:
+        ids = sorted(i for i in train_names.keys() | val_names.keys() if train_names.get(i) != val_names.get(i))
+        raise DataError(
+            f"data.train has {pluralize(len(train_names), 'classes')} and data.val has {len(val_names)}; "
+            f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. data.val "
+            "may lack classes of data.train, but not have others: add images of them to data.train, or name the "
+            "classes to use, data.classes=[…]."
+        )
