@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, HEADS, MODELS
 from vitkit.structures import Detections, InstanceDetections, PanopticPrediction, PhraseDetections, SemanticPrediction
 

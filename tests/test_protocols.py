@@ -6,7 +6,10 @@ import vitkit
 from vitkit import BACKBONES, CRITERIA, DATASETS, EVALUATORS, HEADS, MODELS, NECKS
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import LanguageModelEvaluator
-from vitkit.protocols import Criterion, Dataset, DenseModel, Evaluator, GenerativeModel, Model, child
+from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.evaluator import Evaluator
+from vitkit.protocols.model import DenseModel, GenerativeModel, Model, child
 
 BASES = [(DATASETS, Dataset), (EVALUATORS, Evaluator), (MODELS, Model), (CRITERIA, Criterion)]
 

@@ -21,7 +21,7 @@ from vitkit.apps.inference import Predictor, load
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.synthetic.writing import write_shapes
 from vitkit.engine.build import build_model
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.registry import CRITERIA, DATASETS
 from vitkit.text.vocabulary import Vocabulary
 

@@ -210,7 +210,7 @@ class Details(NamedTuple):
 def write(result: Evaluation, out: Path, *, requested: bool) -> None:
     """Write the predictions, if the evaluator can or it was requested; print what was measured besides the table."""
     from vitkit.evaluation.text import perplexity
-    from vitkit.protocols import Evaluator
+    from vitkit.protocols.evaluator import Evaluator
 
     metrics = result.metrics
     if "nll" in metrics:
@@ -233,7 +233,7 @@ def write_page(evaluator: Any, path: Path | None, facts: Mapping[str, str]) -> N
 
 def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None) -> None:
     """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
-    from vitkit.protocols import EvaluatesDetections
+    from vitkit.protocols.evaluator import EvaluatesDetections
 
     detections = [part for part in evaluator.parts if isinstance(part, EvaluatesDetections)]
     for part in detections if details.iou is not None else ():

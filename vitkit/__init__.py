@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from vitkit.engine.build import build_model
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
     from vitkit.nn.attention import AttentionRecorder
-    from vitkit.protocols import Criterion, Dataset, Evaluator, Model
+    from vitkit.protocols.criterion import Criterion
+    from vitkit.protocols.dataset import Dataset
+    from vitkit.protocols.evaluator import Evaluator
+    from vitkit.protocols.model import Model
     from vitkit.registry import (
         BACKBONES,
         CRITERIA,
@@ -51,13 +54,13 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "CheckpointError": "errors",
     "Config": "config",
     "ConfigError": "errors",
-    "Criterion": "protocols",
+    "Criterion": "protocols.criterion",
     "DataError": "errors",
-    "Dataset": "protocols",
-    "Evaluator": "protocols",
+    "Dataset": "protocols.dataset",
+    "Evaluator": "protocols.evaluator",
     "Explanation": "apps.explanations.api",
     "LoadReport": "weights",
-    "Model": "protocols",
+    "Model": "protocols.model",
     "TrainingError": "errors",
     "VitkitError": "errors",
     "analyze": "apps.analysis.reports.api",

@@ -13,7 +13,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vitkit.errors import ConfigError, VitkitError
 
@@ -25,6 +25,14 @@ Constructor = Callable[..., Any]
 
 MAX_NAMES = 40
 """The maximum number of names that an error message lists."""
+
+
+@runtime_checkable
+class ChecksArguments(Protocol):
+    """A registered class that can check a config's arguments before it is built."""
+
+    check_arguments: Callable[..., None]
+    """Takes those of the config's arguments that it names as parameters; raises ConfigError."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -103,7 +111,7 @@ class Registry:
         packages: vitkit's packages whose files register constructors of this kind; they are all imported at the first
             look-up.
         in_errors: whether errors of a constructor are preceded by `kind`, the key of its spec in its owner's.
-        base: name of the class in vitkit.protocols that classes of this kind derive from; None if they need no base.
+        base: dotted name of the class that classes of this kind derive from; None if they need no base.
     """
 
     def __init__(self, kind: str, *packages: str, in_errors: bool = False, base: str | None = None):
@@ -153,8 +161,8 @@ class Registry:
     def _check_base(self, cls: type) -> None:
         if self._base is not None:
             # Imported by name, like the packages: vitkit.protocols is on the same level as registries.
-            protocols = importlib.import_module("vitkit.protocols")
-            protocols.require_base(self.kind, cls, getattr(protocols, self._base))
+            module, _, base = self._base.rpartition(".")
+            require_base(self.kind, cls, getattr(importlib.import_module(module), base))
 
     def load_packages(self) -> None:
         """Import vitkit's packages with all their files, which register their constructors."""
@@ -239,6 +247,21 @@ class Registry:
             raise ConfigError(f"{self.kind} {constructor.__name__}: {reason}") from error
 
 
+def require_base(kind: str, cls: type, base: type) -> None:
+    """Check that a class of a user's derives from the base of its kind.
+
+    Args:
+        kind: what the class is, for the error ("dataset").
+    Raises:
+        ConfigError: it does not.
+    """
+    if not issubclass(cls, base):
+        raise ConfigError(
+            f"{kind} {cls.__name__} does not derive from vitkit.{base.__name__}, which has the defaults of what it may "
+            f"leave out. Write: class {cls.__name__}(vitkit.{base.__name__})."
+        )
+
+
 def _source(constructor: Constructor) -> tuple[str, str]:
     """Return the file (or the module, without one) that defines a constructor, and its name there."""
     module = sys.modules.get(constructor.__module__)
@@ -262,16 +285,22 @@ NECKS = Registry("neck", "vitkit.necks", in_errors=True)
 HEADS = Registry("head", "vitkit.heads", in_errors=True)
 TRAINING_QUERIES = Registry("training_queries", "vitkit.training_queries", in_errors=True)
 TEXT_ENCODERS = Registry("text_encoder", "vitkit.seq2seq.text_encoders", in_errors=True)
-MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq", in_errors=True, base="Model")
+MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq", in_errors=True, base="vitkit.protocols.model.Model")
 MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
-CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="Criterion")
-DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text", base="Dataset")
+CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="vitkit.protocols.criterion.Criterion")
+DATASETS = Registry(
+    "dataset",
+    "vitkit.data.datasets",
+    "vitkit.data.synthetic",
+    "vitkit.data.text",
+    base="vitkit.protocols.dataset.Dataset",
+)
 TRANSFORMS = Registry("transforms", "vitkit.data.transforms")
 ALBUMENTATIONS = Registry("albumentation", "vitkit.data.transforms")
 """Albumentations that `ComposedTransforms` knows besides the library's; each is a subclass of one of its bases."""
 OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers", in_errors=True)
 SCHEDULES = Registry("schedule", "vitkit.engine.schedules", in_errors=True)
-EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="Evaluator")
+EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="vitkit.protocols.evaluator.Evaluator")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
 SECTIONS = Registry("section", "vitkit.data.loading.settings", "vitkit.engine.settings")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""

@@ -39,7 +39,6 @@ REFERENCE = {
         "vitkit.apps.conversion.convert.Converted",
     ),
     "What passes between parts": ("vitkit.structures",),
-    "Base classes": ("vitkit.protocols",),
     "Registries": ("vitkit.registry",),
     **{
         title: tuple(
@@ -48,6 +47,7 @@ REFERENCE = {
             if path.name != "__init__.py"
         )
         for title, folder in (
+            ("Base classes", "protocols"),
             ("Attention and layers", "nn"),
             ("Backbones", "backbones"),
             ("Necks", "necks"),

@@ -24,7 +24,7 @@ from vitkit.model_zoo.converters.key_table import (
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, TORCH_FEED_FORWARD, library_stack
 from vitkit.model_zoo.converters.rt_detr import LIBRARY_DECODER, OFFICIAL_DECODER, write_anchors
 from vitkit.model_zoo.converters.vit import LIBRARY_DINO, join_projections
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 
 _CORNERS, _VIT = "head.decoder.corner_embed.", "backbone.vit."
 _EVALUATED_SIZES = {64: 320, 96: 416}

@@ -9,7 +9,9 @@ import pytest
 import vitkit.registry
 from vitkit.config import cfg_diff, check_config, config_names, format_config, load_config, save_config
 from vitkit.errors import ConfigError
-from vitkit.protocols import Criterion, Dataset, Model
+from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.model import Model
 from vitkit.registry import REGISTRIES, Spec
 
 

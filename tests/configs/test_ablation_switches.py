@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.heads import DETRHead, Mask2FormerHead
 from vitkit.matchers import FixedMaskMatcher
 from vitkit.nn.layers import FeedForward
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import BACKBONES, DATASETS, HEADS
 from vitkit.structures import FeatureInfo
 

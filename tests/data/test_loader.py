@@ -12,7 +12,7 @@ from vitkit.config import load_config
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import build_dataset, check_same_classes
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import SECTIONS
 
 

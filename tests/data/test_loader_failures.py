@@ -15,7 +15,7 @@ from helpers.processes import is_running
 from vitkit.data.loading.loader import lost_worker
 from vitkit.data.loading.settings import DataSettings
 from vitkit.errors import DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 
 
 class Numbers(Dataset):

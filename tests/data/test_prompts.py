@@ -13,7 +13,7 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import match_classes
 from vitkit.data.text.prompts import Prompts, PromptStep, fitting
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.text.prompts import encode_phrases, join_prompts, spanned_tokens
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 

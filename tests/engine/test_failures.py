@@ -20,7 +20,7 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import Decision, StepGuard
 from vitkit.errors import TrainingError
 from vitkit.evaluation import LanguageModelEvaluator
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 
 
 class PlainDataset(Dataset):

@@ -5,7 +5,7 @@ from torch import nn
 
 from vitkit import losses, matchers
 from vitkit.errors import ConfigError
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA, MATCHERS
 
 BOX_MATCHER = dict(type="HungarianMatcher", cost_labels=2.0, cost_l1=5.0, cost_giou=3.0, activation="sigmoid")

@@ -15,7 +15,7 @@ from vitkit.models.base import ModelOnBackbone
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import normalize_images
-from vitkit.protocols import AttentionLayers
+from vitkit.protocols.model import AttentionLayers
 from vitkit.registry import BACKBONES, MODELS
 from vitkit.weights import save_checkpoint
 

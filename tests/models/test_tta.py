@@ -8,7 +8,7 @@ from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.ops.mask_postprocess import resize
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 
 SMALL = dict(
     type="MaskFormer",

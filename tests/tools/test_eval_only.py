@@ -7,7 +7,7 @@ import torch
 from vitkit import EVALUATORS, build_dataset, build_model, load_config
 from vitkit.apps.training.testing import Evaluation
 from vitkit.errors import ConfigError
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.tools import test as test_tool
 from vitkit.weights import LoadReport
 

@@ -16,7 +16,7 @@ from vitkit.kernels import convolution
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.nn.transformer import TransformerEncoderLayer
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
 MODELS = {

@@ -33,7 +33,7 @@ from vitkit.apps.training.answers import AnswerFiles
 from vitkit.data.formats.writing import WRITERS
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 
 MODEL = "shapes_detr"
 SIDE = 32

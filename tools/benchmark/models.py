@@ -18,7 +18,7 @@ from vitkit.configs import deformable_detr, detr_r50, dino, eomt, mask2former, m
 from vitkit.configs.pretrain import mae
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 

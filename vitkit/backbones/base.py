@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, in_channels
-from vitkit.protocols import Backbone, BackboneFacts
+from vitkit.protocols.backbone import Backbone, BackboneFacts
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 

@@ -93,7 +93,7 @@ class BasicBlock(tv.BasicBlock):
         return conv_norm_relu(out, self.conv2, self.bn2, padding, residual=residual, drop_path=self.drop_path)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`."""
+        """See `vitkit.protocols.model.Fuses`."""
         return fuse_block(self, 2)
 
 
@@ -116,7 +116,7 @@ class Bottleneck(tv.Bottleneck):
         return conv_norm_relu(out, self.conv3, self.bn3, padding, residual=residual, drop_path=self.drop_path)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`."""
+        """See `vitkit.protocols.model.Fuses`."""
         return fuse_block(self, 3)
 
 
@@ -231,7 +231,7 @@ class ResNet(BackboneBase, tv.ResNet):
         return conv_norm_relu(images, self.conv1, self.bn1, padding)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`; this is the stem."""
+        """See `vitkit.protocols.model.Fuses`; this is the stem."""
         if type(self).stem is ResNet.stem:  # a subclass may have another
             fuse_pair(self, "conv1", "bn1", RELU)
         return self

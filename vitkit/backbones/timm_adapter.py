@@ -24,7 +24,7 @@ from vitkit.backbones.timm_fusion import fuse_timm
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, pad_to_multiple
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
@@ -217,7 +217,7 @@ class TimmBackbone(BackboneBase):
             self._is_running = False
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`."""
+        """See `vitkit.protocols.model.Fuses`."""
         fuse_timm(self.net)
         return self
 

@@ -18,7 +18,7 @@ from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP, can_skip, is_watched
 from vitkit.nn.position import rotate
 from vitkit.ops.images import padding_to_multiple
-from vitkit.protocols import Backbone
+from vitkit.protocols.backbone import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 

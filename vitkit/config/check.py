@@ -8,8 +8,7 @@ from typing import Any
 
 from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in, typed_dict_slots
 from vitkit.errors import ConfigError
-from vitkit.protocols import ChecksArguments
-from vitkit.registry import nearest, parameters_of, takes_keywords
+from vitkit.registry import ChecksArguments, nearest, parameters_of, takes_keywords
 
 COMMAND_LINE = "command line"
 _AT_LEAST_ONE = (

@@ -1,7 +1,8 @@
 """Datasets, transforms, collation and loading.
 
-`vitkit.protocols.Dataset` says what the other parts require of a dataset; datasets of images share `BaseImageDataset`,
-those of text `TextDataset`. This package imports none of its parts, so that vitkit.io stays free of the others.
+`vitkit.protocols.dataset.Dataset` says what the other parts require of a dataset; datasets of images share
+`BaseImageDataset`, those of text `TextDataset`. This package imports none of its parts, so that vitkit.io stays free
+of the others.
 """
 
 import os

@@ -18,7 +18,7 @@ from vitkit import __version__
 from vitkit.config import cfg_diff
 from vitkit.distributed import barrier, broadcast_object, gather_objects, world_size
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 
 logger = logging.getLogger("vitkit")
 _MAX_CLOCK_SECONDS = 10.0

@@ -26,7 +26,10 @@ from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Criterion, Dataset, LearnsFromItself, LearnsFromTeacher, Loader, Model, child
+from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.dataset import Dataset, Loader
+from vitkit.protocols.learning import LearnsFromItself, LearnsFromTeacher
+from vitkit.protocols.model import Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Criterion, Dataset, Evaluator, child
+from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.evaluator import Evaluator
+from vitkit.protocols.model import child
 
-_DATASET = "See class Dataset in vitkit/protocols.py, and Sample in vitkit/structures.py."
-_EVALUATOR = "See class Evaluator in vitkit/protocols.py."
-_CRITERION = "See class Criterion in vitkit/protocols.py."
+_DATASET = "See class Dataset in vitkit/protocols/dataset.py, and Sample in vitkit/structures.py."
+_EVALUATOR = "See class Evaluator in vitkit/protocols/evaluator.py."
+_CRITERION = "See class Criterion in vitkit/protocols/criterion.py."
 
 
 def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) -> None:
@@ -78,13 +81,13 @@ def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
     if not isinstance(outputs, Mapping):
         raise ConfigError(
             f"{name}: returns {type(outputs).__name__}; expected a dict of outputs by name. See class Head in "
-            "vitkit/protocols.py."
+            "vitkit/protocols/model.py."
         )
     missing = [field for field in getattr(criterion, "needs_outputs", ()) if field not in outputs]
     if missing:
         raise ConfigError(
             f"{name}: returns {_list(outputs)}, but criterion {type(criterion).__name__} also needs "
-            f"{_list(missing)}. See {type(criterion).__name__}.forward, and class Head in vitkit/protocols.py."
+            f"{_list(missing)}. See {type(criterion).__name__}.forward, and class Head in vitkit/protocols/model.py."
         )
 
 
@@ -121,7 +124,7 @@ def missing_key_error(error: KeyError) -> ConfigError:
     """Return the error for a field that a part looked up in vain, without having declared that it needs it."""
     return ConfigError(
         f"{_describe(error)}: the first validation batch, or what the model predicts for it, has no such field, which "
-        "this line reads. See vitkit/protocols.py for what each part passes on."
+        "this line reads. See vitkit/protocols for what each part passes on."
     )
 
 

@@ -15,7 +15,10 @@ from vitkit.engine.contracts import check_losses, check_metrics, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
-from vitkit.protocols import Criterion, Evaluator, GenerativeModel, Loader
+from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.dataset import Loader
+from vitkit.protocols.evaluator import Evaluator
+from vitkit.protocols.model import GenerativeModel
 from vitkit.structures import Batch, ImageSizes
 from vitkit.text_format import pluralize
 

@@ -14,7 +14,8 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.distributed import first_rank_first
 from vitkit.errors import ConfigError, DataError
 from vitkit.logging import ProgressLines, print_line
-from vitkit.protocols import Dataset, Model
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.model import Model
 
 
 def cache_features(

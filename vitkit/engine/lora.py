@@ -10,7 +10,7 @@ from vitkit.distributed import first_rank_first
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.logging import print_line
 from vitkit.nn.lora import LoRA, LoRAOptions, base_entries
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.text_format import pluralize
 from vitkit.weights.contents import LORA, is_of_lora
 from vitkit.weights.loading import load_base

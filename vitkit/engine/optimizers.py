@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpointed_blocks
-from vitkit.protocols import LearnsFromItself, child
+from vitkit.protocols.learning import LearnsFromItself
+from vitkit.protocols.model import child
 from vitkit.registry import OPTIMIZERS, nearest
 
 logger = logging.getLogger("vitkit")

@@ -16,7 +16,7 @@ from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.engine.parallel import wrap
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import StepGuard
-from vitkit.protocols import Loader
+from vitkit.protocols.dataset import Loader
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,8 @@ from vitkit.engine.failures import describe_images, out_of_memory_error, trainin
 from vitkit.engine.parallel import no_sync
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
-from vitkit.protocols import Criterion, Model
+from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.model import Model
 from vitkit.structures import Batch, UncompiledTargets
 
 logger = logging.getLogger("vitkit")

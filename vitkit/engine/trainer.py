@@ -49,7 +49,8 @@ from vitkit.engine.run_folder import (
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
-from vitkit.protocols import ChangesAtEpoch, Dataset
+from vitkit.protocols.criterion import ChangesAtEpoch
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary

@@ -13,7 +13,9 @@ from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import SampleStatistics
 from vitkit.io.json_files import read_json
-from vitkit.protocols import Dataset, Evaluator, require_base, require_parts
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.evaluator import Evaluator, require_parts
+from vitkit.registry import require_base
 
 logger = logging.getLogger("vitkit")
 

@@ -14,7 +14,7 @@ from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tok
 from vitkit.evaluation.sample_statistics import CaptionStatistics
 from vitkit.io.coco_schema import caption_result_issues, raise_issues
 from vitkit.io.output import write_text
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 
 logger = logging.getLogger("vitkit")

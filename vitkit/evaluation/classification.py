@@ -18,7 +18,7 @@ from vitkit.evaluation.sample_statistics import ClassificationStatistics
 from vitkit.io.coco_schema import is_number
 from vitkit.io.output import write_text
 from vitkit.ops.colors import text_color
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.text_format import pluralize
 

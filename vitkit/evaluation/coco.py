@@ -30,7 +30,7 @@ from vitkit.evaluation.score_thresholds import robust_threshold
 from vitkit.io.coco_schema import raise_issues, result_issues
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import encode_segmentation
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS, nearest
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
@@ -40,7 +40,7 @@ MAX_DETS = (1, 10, 100)
 IOU_TYPES = ("bbox", "segm")
 TITLES = {"bbox": "boxes", "segm": "masks"}
 """IoU type -> what the IoU is of."""
-_SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols.py."
+_SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols/dataset.py."
 _CHUNK = 16  # number of masks that are run-length encoded at once
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import ConfigError
-from vitkit.protocols import Dataset, Evaluator
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import ScoreThresholds
 

@@ -11,7 +11,7 @@ from vitkit.evaluation.coco import CocoEvaluator, mean_of_valid, to_results
 from vitkit.evaluation.detection_matches import Predictions
 from vitkit.evaluation.matching import IOUS
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 
 PER_IMAGE = 300

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.evaluation.frozen_features import FeatureClassifier
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 
 _AT_ONCE = 1024

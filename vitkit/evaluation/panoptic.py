@@ -24,7 +24,7 @@ from vitkit.io.coco_schema import panoptic_result_issues, raise_issues
 from vitkit.io.image_files import MAX_PIXELS, check_inside
 from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PanopticMap, PanopticPrediction, SegmentInfo
 

@@ -23,7 +23,7 @@ from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.io.image_files import MAX_PIXELS, read_label_map
 from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 

@@ -11,7 +11,7 @@ from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
 from vitkit.losses.matched import mean_of_batches
 from vitkit.losses.sequence import SequenceLoss
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 

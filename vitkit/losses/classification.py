@@ -11,7 +11,7 @@ from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
 from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
 from vitkit.losses.matched import normalizers
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA, nearest
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA
 
 

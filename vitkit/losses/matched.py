@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError
 from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget, Matches, QuerySet
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter, all_reduce_mean
 from vitkit.errors import ConfigError
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA
 
 
@@ -75,7 +75,7 @@ class SelfDistillationLoss(Criterion):
         return {"distillation": loss}
 
     def update_center(self, center: Tensor, *, step_taken: bool = True) -> None:
-        """See `vitkit.protocols.CentersTeacher`; the mean is over the step's batches of all ranks."""
+        """See `vitkit.protocols.learning.CentersTeacher`; the mean is over the step's batches of all ranks."""
         if step_taken and self._batch_means:
             # All batches have the same size, so the mean of their means is that of all images.
             mean = all_reduce_mean(torch.stack(self._batch_means).mean(0))

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vitkit.distributed import RatioMeter, world_size
 from vitkit.errors import ConfigError, DataError
 from vitkit.losses.matched import mean_of_batches
-from vitkit.protocols import Criterion
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 

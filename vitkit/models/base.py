@@ -17,7 +17,8 @@ from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.queries import QueryHead, run_with_training_queries
 from vitkit.ops.detections import BatchDetections
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pad_to_multiple, pixel_statistics
-from vitkit.protocols import AttentionLayers, Model, backbone_fact, child
+from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.model import AttentionLayers, Model, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import DetectionTarget
 

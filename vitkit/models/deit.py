@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitkit.models.classifier import Classifier
 from vitkit.models.teacher import TaughtModel
 from vitkit.ops.images import normalize_images
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import MODELS, Spec
 
 

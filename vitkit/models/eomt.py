@@ -15,7 +15,7 @@ from vitkit.models.windows import WindowedMaskResults, cut_windows
 from vitkit.nn.attention import mask_bias
 from vitkit.ops.images import float_statistics, normalize_images, per_channel, pixel_statistics, unpadded_sizes
 from vitkit.ops.masks import mask_logits
-from vitkit.protocols import AttentionLayers
+from vitkit.protocols.model import AttentionLayers
 from vitkit.registry import BACKBONES, MODELS, Spec
 
 

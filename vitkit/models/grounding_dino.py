@@ -14,7 +14,7 @@ from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, joined_detections, suppress_duplicates
 from vitkit.ops.prompts import phrase_tokens, split_prompts, words_and_padding
-from vitkit.protocols import AttentionLayers, child
+from vitkit.protocols.model import AttentionLayers, child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
 from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections
 from vitkit.text.prompts import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.mask_postprocess import geometry_of, upsample_in_bands
-from vitkit.protocols import AttentionLayers
+from vitkit.protocols.model import AttentionLayers
 from vitkit.registry import MODELS, Spec
 
 

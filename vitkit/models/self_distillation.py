@@ -39,7 +39,7 @@ class SelfDistillation(PretrainingModel):
 
     training_parts = ("student", "teacher", "dino_loss")
     student_backbone = "student.backbone"
-    """See `vitkit.protocols.LearnsFromItself`."""
+    """See `vitkit.protocols.learning.LearnsFromItself`."""
 
     def __init__(
         self,

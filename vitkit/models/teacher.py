@@ -48,7 +48,7 @@ class TaughtModel(ModelOnBackbone):
             self.teacher = teacher
 
     def build_teacher(self, backbone: Spec) -> nn.Module:
-        """See `vitkit.protocols.LearnsFromTeacher`."""
+        """See `vitkit.protocols.learning.LearnsFromTeacher`."""
         raise NotImplementedError
 
     def take_teacher(self, network: nn.Module) -> None:
@@ -56,14 +56,14 @@ class TaughtModel(ModelOnBackbone):
         self.frozen_teacher = FrozenNetwork(network)
 
     def teacher_key(self) -> int | None:
-        """See `vitkit.protocols.LearnsFromTeacher`."""
+        """See `vitkit.protocols.learning.LearnsFromTeacher`."""
         frozen = self.frozen_teacher
         if frozen is not None and frozen.key is None:
             frozen.key = network_key(frozen.network, self.teacher_feature)
         return None if frozen is None else frozen.key
 
     def measure_teacher(self, batches: Iterable[Batch]) -> None:
-        """See `vitkit.protocols.LearnsFromTeacher`; nothing is measured by default."""
+        """See `vitkit.protocols.learning.LearnsFromTeacher`; nothing is measured by default."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TaughtModel":
         """Move the teacher to the same device as the model."""

@@ -10,7 +10,8 @@ from torchvision.transforms.v2.functional import resize
 from vitkit.errors import ConfigError
 from vitkit.models.mask_results import MaskResults
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import Model, require_base
+from vitkit.protocols.model import Model
+from vitkit.registry import require_base
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 """Scales of MaskFormer's and Mask2Former's multi-scale results."""

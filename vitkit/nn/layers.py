@@ -35,12 +35,12 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`."""
+        """See `vitkit.protocols.model.Fuses`."""
         return FusedLinear(self) if type(self) is Linear and not is_watched(self) else self
 
 
 class InferenceOnly(nn.Module):
-    """Base of a layer prepared for inference by `vitkit.protocols.Model.fuse`: it keeps its weights also in the
+    """Base of a layer prepared for inference by `vitkit.protocols.model.Model.fuse`: it keeps its weights also in the
     processor's order, in `_cache`, and is neither trained nor saved."""
 
     _cache: dict[str, Any]

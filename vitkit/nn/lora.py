@@ -19,7 +19,7 @@ from vitkit.kernels.linear import linear
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.layers import Linear
 from vitkit.ops.low_rank import FUSED_PARTS, JOINT_WEIGHT, WEIGHT, WHOLE, low_rank_update
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import nearest
 from vitkit.text_format import pluralize
 

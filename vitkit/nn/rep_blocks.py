@@ -36,7 +36,7 @@ class ConvNorm(Conv2dNormActivation):
         return F.silu(x, inplace=not torch.is_grad_enabled()) if activation else x
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`."""
+        """See `vitkit.protocols.model.Fuses`."""
         conv, norm, *activation = self
         return fold(conv, norm, "silu" if activation else None) if can_fold(conv, norm) else self
 
@@ -54,7 +54,7 @@ class RepBlock(nn.Module):
         return F.silu(self.conv1(x, padding_mask) + self.conv2(x), inplace=not torch.is_grad_enabled())
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.Fuses`: one convolution."""
+        """See `vitkit.protocols.model.Fuses`: one convolution."""
         for branch in (self.conv1, self.conv2):
             if type(branch) is not ConvNorm or len(branch) != 2 or is_watched(branch) or not can_fold(*branch):
                 return self

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Backbone
+from vitkit.protocols.backbone import Backbone
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of R, G and B, with pixel values in 0..1; IMAGENET_STD is their standard deviation."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitkit.distributed import accumulation_dtype
 from vitkit.errors import ConfigError
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.registry import check_names
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.text.vocabulary import Vocabulary

@@ -17,7 +17,7 @@ from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.layers import Linear
 from vitkit.nn.transformer import TransformerEncoder
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalEncoder, KeyValueCache

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitkit.errors import DataError
-from vitkit.protocols import is_measured
+from vitkit.protocols.evaluator import is_measured
 from vitkit.registry import nearest
 from vitkit.visualization.canvas import save_figure
 

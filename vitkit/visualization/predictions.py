@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.io.channel_files import as_rgb
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
 from vitkit.visualization.canvas import save_grid, to_pil

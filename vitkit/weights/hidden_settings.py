@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, parameters_of
 from vitkit.weights.published import load_published_config
 

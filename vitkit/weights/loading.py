@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, Backbone, Model, child
+from vitkit.protocols.backbone import Backbone
+from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
 from vitkit.weights import lora
 from vitkit.weights.contents import LORA, classes_of, is_of_lora, state_dict_of

@@ -13,7 +13,8 @@ from torch import nn
 
 from vitkit.errors import CheckpointError
 from vitkit.ops.images import pixel_statistics
-from vitkit.protocols import Backbone, Model, child
+from vitkit.protocols.backbone import Backbone
+from vitkit.protocols.model import Model, child
 from vitkit.registry import BACKBONES
 from vitkit.weights.contents import PIXELS
 from vitkit.weights.loading import LoadReport, load_weights
@@ -25,7 +26,7 @@ logger = logging.getLogger("vitkit")
 
 
 def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | None:
-    """Load the pretrained weights of a backbone, or of a model, by the hooks that `vitkit.protocols.Backbone` lists.
+    """Load the pretrained weights of a backbone, or of a model, by what `protocols.backbone.Backbone` lists.
 
     A run calls this at its start, unless a checkpoint follows anyway.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, Spec, nearest
 from vitkit.weights.contents import state_dict_of
 from vitkit.weights.loading import load_weights

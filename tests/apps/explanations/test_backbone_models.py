@@ -11,7 +11,7 @@ from vitkit.apps.explanations.backbone_models import dino_spec, is_backbone, loa
 from vitkit.apps.explanations.backbones import backbone_attention
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.protocols import backbone_fact
+from vitkit.protocols.backbone import backbone_fact
 from vitkit.registry import BACKBONES
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=56, patch_size=14)

@@ -15,7 +15,7 @@ from vitkit.apps.inference.inputs import find_files, to_array
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.image_files import read_image
 from vitkit.io.video_files import open_video
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 
 
 class Brightness(Model):

@@ -20,7 +20,8 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError
 from vitkit.logging import print_line
-from vitkit.protocols import backbone_fact, child
+from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.model import child
 from vitkit.structures import BOS, EOS, PAD
 
 Inputs = dict[str, Tensor]

@@ -22,7 +22,7 @@ from vitkit.errors import DataError, VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json
 from vitkit.io.packs import mount
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import DATASETS
 from vitkit.text_format import pluralize
 

@@ -26,7 +26,7 @@ from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
 from vitkit.nn.lora import LoRA
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch
 from vitkit.text_format import pluralize

@@ -26,7 +26,7 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.io.output import make_new_folder
-from vitkit.protocols import Reconstructs, child
+from vitkit.protocols.model import Reconstructs, child
 from vitkit.visualization.curves import plot_distances
 
 

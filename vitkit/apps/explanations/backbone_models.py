@@ -14,7 +14,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.classifier import Classifier
-from vitkit.protocols import backbone_fact
+from vitkit.protocols.backbone import backbone_fact
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
 from vitkit.weights.hub import fetch_repository, is_hub_name

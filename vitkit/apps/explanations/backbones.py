@@ -27,7 +27,7 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 
 MAX_HEADS = 12
 MAX_LAYERS = 12

@@ -21,7 +21,8 @@ from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.nn.pooling_attention import PoolingAttention
-from vitkit.protocols import backbone_fact, child
+from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.model import child
 
 
 class GroupedAttention(NamedTuple):

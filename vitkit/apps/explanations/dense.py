@@ -27,7 +27,7 @@ from vitkit.data.loading.loader import BatchLoader
 from vitkit.errors import ConfigError
 from vitkit.logging import ProgressLines
 from vitkit.losses.mask_criterion import MaskCriterion
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.structures import ScoreThresholds
 
 MAX_BOXES = 7  # boxes that are drawn unless queries are asked for; with the panel of all boxes, two rows of four

@@ -27,7 +27,7 @@ from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, Sampli
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import boxes_around_masks, mask_logits
-from vitkit.protocols import AttentionLayers, Model, child
+from vitkit.protocols.model import AttentionLayers, Model, child
 from vitkit.structures import ScoreThresholds
 
 Size = tuple[int, int]

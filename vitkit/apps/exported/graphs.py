@@ -14,7 +14,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.base import statistics_owner
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
-from vitkit.protocols import FixedDetections, Model, OffersExportGraph
+from vitkit.protocols.model import FixedDetections, Model, OffersExportGraph
 
 Axes = Mapping[str, tuple[str | None, ...]]
 """Name of a tensor -> the name of each of its axes; None where its length never changes."""

@@ -33,7 +33,7 @@ from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.heads.grounding_dino import Text
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import DenseModel, Model
+from vitkit.protocols.model import DenseModel, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 from vitkit.structures import PAD
 from vitkit.text.vocabulary import VOCABULARY_FORMAT

@@ -14,7 +14,7 @@ from vitkit.apps.inference.load import Loaded, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import DataError
 from vitkit.io.output import write_text
-from vitkit.protocols import is_measured
+from vitkit.protocols.evaluator import is_measured
 from vitkit.text_format import pluralize
 from vitkit.weights.download import file_digest
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.protocols import Model, fuses, has_hooks
+from vitkit.protocols.model import Model, fuses, has_hooks
 
 logger = logging.getLogger("vitkit")
 

@@ -33,7 +33,7 @@ from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.ops.images import in_channels
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.vocabulary import vocabularies_from_json

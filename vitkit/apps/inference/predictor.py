@@ -25,8 +25,8 @@ from vitkit.devices import OUT_OF_MEMORY, Precision, autocast, is_out_of_memory,
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
-from vitkit.protocols import DenseModel, GenerativeModel, Model, require_base
-from vitkit.registry import TRANSFORMS
+from vitkit.protocols.model import DenseModel, GenerativeModel, Model
+from vitkit.registry import TRANSFORMS, require_base
 from vitkit.structures import Batch, ImageSizes, Sample, ScoreThresholds
 from vitkit.text.prompts import Caption, Prompt
 from vitkit.weights import LoadReport

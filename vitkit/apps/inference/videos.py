@@ -20,7 +20,7 @@ from vitkit.devices import Precision
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 from vitkit.structures import Batch
 from vitkit.text.prompts import Prompt
 from vitkit.visualization.clips import draw_strip

@@ -9,7 +9,7 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.step import seed_everything
 from vitkit.models.pretraining import PretrainingModel
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import BACKBONES, EVALUATORS, Spec
 from vitkit.weights import load_pretrained
 

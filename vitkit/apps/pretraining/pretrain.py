@@ -36,7 +36,7 @@ from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log

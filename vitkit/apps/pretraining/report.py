@@ -12,7 +12,7 @@ from vitkit.apps.report.sections import Gallery, Image, Section, Table
 from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.evaluation.nearest_neighbours import nearest_neighbours
 from vitkit.io.image_files import read_image
-from vitkit.protocols import is_measured
+from vitkit.protocols.evaluator import is_measured
 
 _NUM_QUERIES, _NUM_NEIGHBORS = 8, 3
 _ABOUT = {

@@ -21,7 +21,7 @@ from vitkit.evaluation.bootstrap import (
     difference_over_seeds,
     paired_difference,
 )
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.text_format import pluralize
 
 IMAGE_BYTES = 6_000_000

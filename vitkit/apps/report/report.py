@@ -25,7 +25,8 @@ from vitkit.apps.report.sections import (
     number,
 )
 from vitkit.io.output import write_text
-from vitkit.protocols import Evaluator, require_base
+from vitkit.protocols.evaluator import Evaluator
+from vitkit.registry import require_base
 from vitkit.text_format import pluralize
 from vitkit.visualization.html import render_page
 

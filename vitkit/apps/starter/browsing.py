@@ -18,7 +18,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.output import make_new_folder
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
 from vitkit.text_format import pluralize

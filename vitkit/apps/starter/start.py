@@ -29,7 +29,7 @@ from vitkit.devices import default_device, has_bfloat16
 from vitkit.engine.run_folder import writing_into
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.logging import LOG_NAME
-from vitkit.protocols import is_measured
+from vitkit.protocols.evaluator import is_measured
 from vitkit.registry import BACKBONES, nearest
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log

@@ -15,7 +15,7 @@ from typing import Any
 from vitkit.distributed import barrier, is_main, rank, world_size
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 
 logger = logging.getLogger("vitkit")
 _SIZE = struct.Struct("<Q")

@@ -23,7 +23,8 @@ from vitkit.io.coco_schema import classified_issues, raise_issues, sentence_issu
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import object_area
-from vitkit.protocols import Dataset, Evaluator
+from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS
 from vitkit.weights.download import file_digest
 

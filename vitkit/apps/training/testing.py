@@ -29,7 +29,7 @@ from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.structures import Batch, ScoreThresholds
 from vitkit.text_format import pluralize

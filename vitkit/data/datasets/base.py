@@ -23,7 +23,7 @@ from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.io.packs import blocks_of
 from vitkit.ops.boxes import xyxy_to_cxcywh
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import Spec
 from vitkit.structures import Sample
 

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from vitkit.errors import ConfigError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 
 Sampler = Literal["repeat_factor", "class_aware"]
 

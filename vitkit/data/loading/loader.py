@@ -20,7 +20,7 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.data.text.prompts import PromptStep, collate_prompted
 from vitkit.errors import DataError, VitkitError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.structures import Batch, Sample
 
 logger = logging.getLogger("vitkit")

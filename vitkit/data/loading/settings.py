@@ -22,8 +22,8 @@ from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS
-from vitkit.protocols import Dataset, require_base
-from vitkit.registry import DATASETS, SECTIONS, Spec, nearest, parameters_of
+from vitkit.protocols.dataset import Dataset
+from vitkit.registry import DATASETS, SECTIONS, Spec, nearest, parameters_of, require_base
 
 _MAX_AUTO_WORKERS = 16
 

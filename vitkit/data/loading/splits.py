@@ -10,7 +10,7 @@ from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import one_form
 from vitkit.io.packs import mount
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import check_names
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.text.vocabulary import Vocabulary, VocabularyKind

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, DetectionTarget, Sample, describe_image
 from vitkit.text.prompts import (

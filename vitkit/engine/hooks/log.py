@@ -20,7 +20,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.logging import LOG_NAME, print_line
-from vitkit.protocols import is_measured
+from vitkit.protocols.evaluator import is_measured
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")

@@ -16,7 +16,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import TrainRun
 from vitkit.logging import print_line
-from vitkit.protocols import is_measured
+from vitkit.protocols.evaluator import is_measured
 from vitkit.registry import nearest
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.

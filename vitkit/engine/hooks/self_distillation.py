@@ -13,7 +13,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.errors import ConfigError
-from vitkit.protocols import CentersTeacher, LearnsFromItself
+from vitkit.protocols.learning import CentersTeacher, LearnsFromItself
 from vitkit.registry import HOOKS
 
 logger = logging.getLogger("vitkit")
@@ -32,8 +32,8 @@ class SelfDistillationSchedules(Hook):
     is updated. Momentum and weight decay follow half a cosine over the steps of the run, the teacher's temperature is
     one for each epoch. All depend only on the progress, so a resumed run continues as if it had not been interrupted.
 
-    The model is a `vitkit.protocols.LearnsFromItself` with a buffer `center`, and its criterion a
-    `vitkit.protocols.CentersTeacher`, as `SelfDistillation` and `SelfDistillationLoss` are.
+    The model is a `vitkit.protocols.learning.LearnsFromItself` with a buffer `center`, and its criterion a
+    `vitkit.protocols.learning.CentersTeacher`, as `SelfDistillation` and `SelfDistillationLoss` are.
 
     Args:
         momentum: the teacher's at the first step; 1 at the end. For batches smaller than 1024 images it is larger, such

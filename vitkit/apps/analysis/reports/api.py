@@ -25,7 +25,7 @@ from vitkit.apps.analysis.reports.training import TrainingMacs, epochs_of, train
 from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 from vitkit.nn.lora import LoRA
-from vitkit.protocols import Model
+from vitkit.protocols.model import Model
 
 FLOAT32 = 4
 

@@ -17,7 +17,8 @@ from vitkit.apps.inference.inputs import find_images, to_array
 from vitkit.apps.inference.load import load
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pixel_statistics
-from vitkit.protocols import backbone_fact, child
+from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.model import child
 from vitkit.visualization.similarity import SimilarityPanel, plot_layer_similarity
 from vitkit.weights import load_pretrained
 

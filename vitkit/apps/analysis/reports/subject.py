@@ -21,7 +21,7 @@ from vitkit.engine.build import build_model
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
 from vitkit.ops.images import in_channels
-from vitkit.protocols import child
+from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, DATASETS, MODELS, TRANSFORMS, parameters_of, unknown
 from vitkit.weights import classes_of
 

@@ -17,7 +17,7 @@ from vitkit.data.text.datasets import TextDataset
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.ops.images import in_channels
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.decoding import decode
 from vitkit.structures import BOS, EOS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vitkit.apps.analysis.reports.subject import Subject
 from vitkit.data.loading.settings import DataSettings
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 
 
 @dataclass(frozen=True)

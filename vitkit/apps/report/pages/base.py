@@ -12,7 +12,7 @@ import numpy as np
 
 from vitkit.apps.report.sections import Image, Section, Table, overall_section, resample, value_rows
 from vitkit.errors import ConfigError
-from vitkit.protocols import Evaluator
+from vitkit.protocols.evaluator import Evaluator
 
 
 @singledispatch

@@ -29,7 +29,7 @@ from vitkit.evaluation.coco import TITLES, CocoEvaluator
 from vitkit.evaluation.detection_statistics import CALIBRATED, RECALLS, THRESHOLDS, DetectionStatistics, f1_score
 from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
 from vitkit.evaluation.matching import IOUS, confused_classes, match_images
-from vitkit.protocols import Dataset
+from vitkit.protocols.dataset import Dataset
 from vitkit.text_format import pluralize
 
 _COLUMNS = ("AP", "AP50", "AP75", "AR")

@@ -1,0 +1,14 @@
+"""What each part must provide, a file for each kind of part.
+
+    backbone.py   `Backbone`
+    model.py      `Model`, and the `Neck` and `Head` that it consists of
+    criterion.py  `Criterion`
+    dataset.py    `Dataset` and `Loader`
+    evaluator.py  `Evaluator`
+    learning.py   models that learn from another network
+
+`Model`, `Criterion`, `Dataset` and `Evaluator` are base classes: a registered class derives from its base, which has
+the defaults of all that it may leave out. The other contracts are structural: a class in a user's own file needs no
+base class of vitkit. `isinstance` checks for the runtime-checkable ones, which only some parts follow; it does not see
+submodules, which `nn.Module` keeps in tables of its own; see `vitkit.protocols.model.child`.
+"""

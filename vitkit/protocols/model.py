@@ -1,0 +1,380 @@
+"""What models, and the necks and heads that they consist of, provide."""
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vitkit.errors import ConfigError
+from vitkit.structures import FeatureInfo
+
+logger = logging.getLogger("vitkit")
+
+
+class Neck(Protocol):
+    """Turns a backbone's maps into those that a head reads; registered in NECKS, built with `feature_info`.
+
+    It may have `in_features`, the names of the backbone's maps that it reads. If its constructor has an argument
+    `isolate_padding`, a model sets it to True where padding must not affect the image; the neck must do so otherwise.
+    """
+
+    feature_info: Mapping[str, FeatureInfo]
+
+    def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Mapping[str, Tensor]:
+        """Return the neck's maps; `padding_mask` is (B, H, W) bool at the size of the images, True = padding."""
+
+
+class Head(Protocol):
+    """Predicts from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`, and with
+    `num_queries` if its model has that argument.
+
+    Maps are (B, channels, h, w). With a padding mask, (B, H, W) bool at the size of the images with True = padding, no
+    query attends to padding. A head with queries derives from `vitkit.nn.queries.QueryHead`, so that a config can add
+    queries in training. The example is configs/examples/conditional_detr/head.py.
+    """
+
+    def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """Return the outputs that the model's criterion and `postprocess` read."""
+
+
+class AttentionLayers(NamedTuple):
+    """Where a model's attention lies: its attention modules by what attends to what, first layer to last."""
+
+    encoder: Sequence[nn.Module] = ()
+    """Modules in which each location of a map of the image attends to all others."""
+    decoder: Sequence[nn.Module] = ()
+    """Modules in which queries attend to the image: to every location, or to sampled points."""
+    prompt: Sequence[nn.Module] = ()
+    """Modules in which queries or locations attend to the words of the prompt."""
+    fusion: Sequence[nn.Module] = ()
+    """Modules in which the image and the words of the prompt attend to each other. A recorder gets two entries for each
+    call: the weights of the locations of all of the neck's maps, fine to coarse, over the words, (B, heads, S, words),
+    then those of the words over the locations."""
+    level_names: Sequence[str] = ()
+    """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
+    masked: Sequence[nn.Module] = ()
+    """The decoder's layers if they are called with `memory_bias`, (B, 1 or heads, Q, S), which masks the locations
+    outside each query's mask."""
+    num_joint_queries: int = 0
+    """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
+    in which queries and locations attend to each other; 0: queries and locations are separate."""
+    rounds_padding: bool = True
+    """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
+
+
+class Fuses(Protocol):
+    """A module that takes less time once it no longer learns, see `Model.fuse`; `fuses` tells which ones are."""
+
+    def fused(self) -> nn.Module:
+        """Return a module that computes the same in inference and takes this one's place: another one, or itself, in
+        which parts are replaced. Its remaining parts are asked next."""
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which see its input, its output or their gradients."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+def fuses(module: nn.Module) -> TypeGuard[Fuses]:
+    """Return whether a module's class has the method of `Fuses`, for the `forward` that it runs: a subclass with
+    another one may compute something else. An attribute or a submodule may have the method's name."""
+    if "forward" in vars(module):
+        return False
+    owner = next((c for c in type(module).__mro__ if "fused" in vars(c) or "forward" in vars(c)), None)
+    return owner is not None and callable(vars(owner).get("fused"))
+
+
+class Model(nn.Module):
+    """Base of the models in MODELS: `model(**batch.inputs)` returns outputs for a criterion, a dict by field name.
+
+    An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `takes_outputs`. Nothing else asks
+    for a model's class: it says by `takes` and `returns`, on the class or in the constructor, what kind it is.
+    """
+
+    takes: Sequence[Literal["images", "text", "source", "tokens"]] = ("images",)
+    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "text", a list with
+    what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
+    text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
+    returns: Sequence[
+        Literal[
+            "boxes_xyxy",
+            "masks",
+            "semantic",
+            "panoptic",
+            "class_scores",
+            "phrases",
+            "text",
+            "masked_tokens",
+            "features",
+        ]
+    ] = ()
+    """What its predictions have, by their fields (vitkit/structures.py), "masked_tokens" for a model that fills masks,
+    and "features" for one whose only output is a vector of each image; empty: it does not say, and is taken for a
+    detector."""
+    class_head: Sequence[str] = ()
+    """Prefixes of the names of the parameters whose size depends on the number of classes."""
+    class_activation: Literal["softmax", "sigmoid"] | None = None
+    """How logits become the scores of classes: "softmax", whose last class is "no object", or "sigmoid", one for each
+    class; None if only one kind of criterion fits the model."""
+    tasks: Sequence[str] = ()
+    """The tasks that a segmentation model is configured for, out of "semantic", "instance" and "panoptic"."""
+    classifies_masks: bool = False
+    """Whether its queries predict a class and a mask each, and no box (mask classification)."""
+    score_threshold: float = 0.5
+    """The lowest score of objects that are shown, where no evaluation has measured better ones."""
+    vocabulary: Any = None
+    """The `Vocabulary` that its text is read with; None for a model that reads no text, or only numbers of tokens."""
+    image_size: tuple[int, int] | None = None
+    """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
+    mask_multiple: int = 1
+    """Its masks and maps cover the images of a batch padded to a multiple of this, in pixels."""
+    has_fixed_features: bool = False
+    """Whether a frozen network's features of an image never change, so that training may read them from a file; see
+    `Captioner` and `FeatureDistillation`."""
+    splits_with_features: Sequence[Literal["train", "val"]] = ("train", "val")
+    """The splits for which these features are read."""
+    training_parts: Sequence[str] = ()
+    """The state dicts that a checkpoint of its original training holds side by side, such as student and teacher, if
+    all are loaded."""
+    new_parts: Sequence[str] = ()
+    """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
+
+    uses_targets: bool = False
+    """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
+    made from them."""
+
+    is_fused: bool = False
+    """Whether `fuse` has been called."""
+
+    def fuse(self) -> "Model":
+        """Prepare for inference, in place: fold norms and learned scales into the convolutions before them, merge
+        branches, and keep weights in the order of the processor's kernels. Outputs are the same except for rounding,
+        and the model can no longer be trained, or saved as a state dict; its parameters require no gradients. Weights
+        that are changed in place after its first batch are not noticed.
+
+        Modules that do not say how (`Fuses`), such as those of a user's own backbone, are left as they are, and so are
+        those with hooks.
+
+        Raises:
+            ConfigError: the model or a part is in training mode, or it is fused already; it has weights that are not
+                finite or without values, or variances below 0; or a module's `fused` returns no module, and the model
+                is fused in part.
+        """
+        _check_fusible(self)
+        backbone = child(self, "backbone")
+        count = _count_norms(backbone)
+        self.is_fused = True  # in part, also if a module's `fused` fails
+        with torch.no_grad():
+            _fuse_parts(self)
+        self.eval().requires_grad_(False)  # new modules begin in training mode
+        if backbone is not None and not fuses(backbone) and (left := _count_norms(backbone)):
+            _warn_of_norms(type(backbone).__name__, left, count)
+        return self
+
+    def fused_copy(self) -> "Model":
+        """Return a copy that is fused, see `fuse`, and shares with this model the memory of all tensors that folding
+        does not change; its parameters require no gradients. A copy of a fused model is fused already."""
+        # Parameters are objects of their own: converting the copy to another type or device must not change this model.
+        parameters = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self.parameters()}
+        copied = copy.deepcopy(self, {**parameters, **{id(buffer): buffer for buffer in self.buffers()}})
+        return copied if self.is_fused else copied.fuse()
+
+    def train(self, mode: bool = True) -> "Model":
+        """Set training mode, which a fused model refuses before any of its modules has changed.
+
+        Raises:
+            ConfigError: the model is fused.
+        """
+        if mode and self.is_fused:
+            name = type(self).__name__
+            raise ConfigError(f"train: {name} is fused (Model.fuse), for inference only. Train a model before it.")
+        return super().train(mode)
+
+    def after_pretrained(self) -> None:
+        """Called when the pretrained weights of its backbone have been loaded, for other parts that start from them."""
+
+    def variant_of(self, names: Iterable[str]) -> str:
+        """Describe which variant a state dict's names belong to, if the variants' checkpoints are easily confused."""
+        return ""
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return where its attention lies; none by default, besides that of its backbone."""
+        return AttentionLayers()
+
+    def prompt_words(self, text: Any) -> list[str]:
+        """Return the words of a text to look for as the model reads them: the columns of its `pred_logits`
+        (B, Q, words), a sigmoid each, and of its attention to the prompt."""
+        return str(text).split()
+
+    def prompt_phrases(self, text: Any) -> list[str]:
+        """Return what a text names, the classes of what is detected: its words, if the model has no phrases; nothing,
+        if they differ from image to image, as for a caption.
+
+        Raises:
+            DataError: the model cannot read the text.
+        """
+        return self.prompt_words(text)
+
+    def phrases_of_words(self, prompt: str) -> list[int]:
+        """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
+        return list(range(len(self.prompt_words(prompt))))
+
+    def example_prompts(self, batch_size: int) -> dict[str, Any]:
+        """Return the inputs, besides images, with which the costs of a model that takes a prompt are counted."""
+        return {"text": ["a person. a red car. a dog."] * batch_size}
+
+    def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
+        """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
+
+        Queries are in the order of the outputs, which `postprocess` may sort. By default, logits with an extra column,
+        for "no object", go through a softmax, and others through a sigmoid.
+        """
+        logits: Tensor = outputs["pred_logits"].float()
+        return logits.softmax(-1)[..., :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
+
+    def postprocess_settings(self) -> dict[str, Any] | None:
+        """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None
+        if there is none."""
+        return None
+
+    def semantic_scores(
+        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
+    ) -> Iterator[tuple[range, Tensor]]:
+        """Yield ranges of rows of the batch's image `index`, each with its scores (C, rows, W).
+
+        See `MaskResults`; a ConfigError is raised by models that do not score the classes of each pixel.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
+            "Predict without tiles."
+        )
+
+
+def _check_fusible(model: Model) -> None:
+    """Raise the errors of `Model.fuse`, before anything has changed."""
+    name = type(model).__name__
+    for part, module in model.named_modules(prefix=name):
+        if module.training:
+            raise ConfigError(f"fuse: {part} is in training mode. Call eval() first.")
+    if model.is_fused:
+        raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
+    # Some kernels of activations turn NaN into a number, which would hide that the weights are broken. Fixed norms have
+    # buffers only; those of other modules may well be infinite, such as masks.
+    norms = [part for part in model.named_modules() if getattr(part[1], "running_var", None) is not None]
+    statistics = (item for prefix, norm in norms for item in norm.named_buffers(prefix, recurse=False))
+    for weights, value in (*model.named_parameters(), *statistics):
+        if value.is_meta:
+            raise ConfigError(
+                f"fuse: {name} has weights without values, in {weights} (device meta). Load its weights onto a "
+                "device first."
+            )
+        if not value.isfinite().all():
+            raise ConfigError(
+                f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
+            )
+        if weights.endswith(".running_var") and (value < 0).any():
+            raise ConfigError(f"fuse: {name} has variances below 0, in {weights}. Load an earlier checkpoint.")
+
+
+def _count_norms(backbone: nn.Module | None) -> int:
+    return sum(isinstance(module, _BatchNorm) for module in backbone.modules()) if backbone is not None else 0
+
+
+@cache  # once a process, not for each copy of a model
+def _warn_of_norms(backbone: str, left: int, norms: int) -> None:
+    what = f"is left as it is, with {left}" if left == norms else f"keeps {left} of its {norms}"
+    logger.warning(
+        "fuse: the backbone %s %s batch norms. For faster inference, give it a method fused(), "
+        "see vitkit.protocols.model.Fuses.",
+        backbone,
+        what,
+    )
+
+
+def _fuse_parts(module: nn.Module) -> None:
+    """Replace the parts of a module that can be fused, from the outside in.
+
+    Raises:
+        ConfigError: a module's `fused` returns something else than a module.
+    """
+    for name, part in list(module.named_children()):
+        watched = has_hooks(part)
+        if fuses(part):
+            replacement = part if watched else part.fused()
+            if not isinstance(replacement, nn.Module):
+                raise ConfigError(
+                    f"fuse: {type(part).__name__}.fused() returned {type(replacement).__name__}; expected a module, "
+                    "such as self."
+                )
+            setattr(module, name, replacement)
+            _fuse_parts(replacement)
+        elif not callable(getattr(type(part), "fused", None)):
+            _fuse_parts(part)
+
+
+@runtime_checkable
+class DenseModel(Protocol):
+    """A model of images whose predictions are computed from its outputs in one step."""
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return each image's predictions in pixels of the original, whose (height, width) is in `image_sizes`."""
+
+
+@runtime_checkable
+class FixedDetections(Protocol):
+    """A model whose detections have one shape for all images, so that an exported file can include them."""
+
+    def detections(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the unpadded image, and the query that each
+        detection is from, (B, N) int64; see `vitkit.ops.detections.BatchDetections`."""
+
+
+@runtime_checkable
+class Reconstructs(Protocol):
+    """A model that learns by reconstructing patches of images that it does not see."""
+
+    mask_ratio: float
+    """Fraction of the patches that are removed."""
+    norm_pix: bool
+    """Whether it predicts each patch relative to the patch's own mean and standard deviation."""
+
+    def reconstruct(self, images: Tensor, *, noise: Tensor | None = None) -> Any:
+        """Return what it makes of images, `vitkit.models.mae.Reconstruction`."""
+
+
+@runtime_checkable
+class GenerativeModel(Protocol):
+    """A model that makes its predictions step by step, such as text."""
+
+    def generate(self, inputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """Return the prediction of each sample of `batch.inputs`."""
+
+
+@runtime_checkable
+class OffersExportGraph(Protocol):
+    """A model that defines what its exported file takes and returns; see vitkit/apps/deployment/README.md."""
+
+    def export_graph(self) -> nn.Module:
+        """Return a `vitkit.apps.exported.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
+
+
+@runtime_checkable
+class AdaptsState(Protocol):
+    """A module that can convert a state dict of another form to its own.
+
+    If it has `renames_itself`, and that is true, it converts all names of its weights, which are then not matched
+    against the official formats.
+    """
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Convert the entries whose names start with `prefix`, in place."""
+
+
+def child(module: nn.Module, name: str) -> nn.Module | None:
+    """Return the submodule of that name, or None if the module has none."""
+    return dict(module.named_children()).get(name)
