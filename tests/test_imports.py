@@ -28,7 +28,7 @@ CORE = (
     ("engine",),
 )
 APPS = (
-    ("exported", "interop"),
+    ("datasets", "exported", "interop"),
     ("inference", "report"),
     ("explanations", "deployment", "conversion", "analysis"),
     ("doctor", "training"),
@@ -181,6 +181,7 @@ def test_no_room_has_circular_imports():
         ("engine", "apps.inference", False),
         ("apps.inference", "models", True),
         ("apps.inference", "apps.exported", True),
+        ("data", "apps.datasets", False),
         ("apps.exported", "apps.inference", False),
         ("apps.deployment", "apps.conversion", False),
         ("apps.starter", "apps.training", True),

@@ -17,9 +17,9 @@ from torch import nn
 
 import vitkit
 from vitkit import registry
+from vitkit.apps.datasets.synthetic import write_shapes
 from vitkit.apps.inference import Predictor, load
 from vitkit.data.loading.settings import DataSettings
-from vitkit.data.synthetic.writing import write_shapes
 from vitkit.engine.build import build_model
 from vitkit.protocols.model import Model
 from vitkit.registry import CRITERIA, DATASETS

@@ -35,8 +35,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.training.averaging import average, find_checkpoints
     from vitkit.weights import save_checkpoint
-    from vitkit.weights.averaging import average, find_checkpoints
 
     with errors_in_one_line():
         if args.out.exists() and not args.overwrite:

@@ -120,10 +120,10 @@ def main(argv: list[str] | None = None) -> None:
     from vitkit.apps.training.answers import AnswerFiles
     from vitkit.apps.training.results import score_file, score_results
     from vitkit.apps.training.testing import evaluate_model
+    from vitkit.apps.training.tta import SCALES
     from vitkit.config import format_config
     from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main
     from vitkit.logging import setup_logging
-    from vitkit.models.tta import SCALES
 
     out = args.out or (args.resume and args.resume.with_suffix(".json")) or new_file("results.json", args.model or "")
     figure = f"{out.stem}_confusion.png"

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
-from vitkit.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
-from vitkit.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
 from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
+from vitkit.model_zoo.converters.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
+from vitkit.model_zoo.converters.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
 from vitkit.weights import classes_of
 
 _PANOPTIC_ROWS = 251

@@ -20,12 +20,12 @@ import vitkit
 from vitkit import AttentionRecorder
 from vitkit.apps.explanations.text import text_inputs
 from vitkit.apps.explanations.text_drawing import draw_alignment, draw_heads
+from vitkit.apps.inference.words import join_words
 from vitkit.data.synthetic.number_words import english_number, german_number
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.nn.attention import MultiHeadAttention, attend
 from vitkit.nn.position import sine_positions_1d
 from vitkit.structures import BOS, EOS
-from vitkit.text.words import join_words
 from vitkit.visualization.notebooks import show
 
 out = Path("figures/attention")

@@ -18,6 +18,7 @@ import vitkit
 from vitkit import BACKBONES
 from vitkit.apps.analysis.macs import count_macs
 from vitkit.apps.analysis.memory import count_parameters
+from vitkit.apps.analysis.reports.cost_plots import plot_costs
 from vitkit.apps.explanations.backbones import (
     attention_distance,
     backbone_attention,
@@ -30,7 +31,6 @@ from vitkit.apps.explanations.backbones import (
 )
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.costs import plot_costs
 from vitkit.visualization.curves import plot_distances
 from vitkit.visualization.notebooks import show
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 
+from vitkit.apps.datasets.writing import WRITERS, join_polygons, outlines
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
-from vitkit.data.formats.writing import WRITERS, join_polygons, outlines
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.evaluation.coco import masks_to_rle
 from vitkit.io.segmentations import decode_segmentation, describe_wrong_segmentation, encode_segmentation

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco_mask
 
+from vitkit.apps.datasets.image_groups import photo_names, series_of
+from vitkit.apps.datasets.merging import merge_datasets, tile_dataset
+from vitkit.apps.datasets.splitting import split_dataset
 from vitkit.apps.inference import Tiling
 from vitkit.apps.starter import annotation_sheet
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import AnnotatedImages, read_annotations
-from vitkit.data.formats.merging import merge_datasets, tile_dataset
-from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.image_groups import photo_names, series_of
 from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_datasets
 from vitkit.errors import ConfigError, DataError

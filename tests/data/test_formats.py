@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.writing import WRITERS, join_polygons, outlines, write_voc
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import detect_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
-from vitkit.data.formats.writing import WRITERS, join_polygons, outlines, write_voc
 from vitkit.errors import DataError
 from vitkit.io.segmentations import decode_segmentation
 

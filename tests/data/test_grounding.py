@@ -19,11 +19,11 @@ from helpers.located_texts import (
     write_refcoco,
 )
 
+from vitkit.apps.starter.samples import describe, draw_sample
 from vitkit.data.datasets.grounding import GroundingDataset
 from vitkit.data.loading.splits import build_dataset
 from vitkit.data.text.prompts import Prompts, PromptStep
 from vitkit.errors import ConfigError, DataError
-from vitkit.visualization.samples import describe, draw_sample
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.merging import merge_datasets, tile_dataset
 from vitkit.apps.inference import Tiling
 from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import read_annotations
-from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.io import atomic
 from vitkit.tools.data.convert import main as convert
 from vitkit.tools.data.merge import main as merge

@@ -12,16 +12,16 @@ from helpers.range_server import serve
 from helpers.real_runs import finish, start
 from helpers.toy_training import run
 
+from vitkit.apps.datasets.packing import write_pack
+from vitkit.apps.datasets.synthetic import write_shapes
+from vitkit.apps.datasets.writing import WRITERS
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.data.formats import read_annotations
-from vitkit.data.formats.writing import WRITERS
 from vitkit.data.loading import samplers
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import build_dataset
-from vitkit.data.synthetic.writing import write_shapes
 from vitkit.errors import DataError
 from vitkit.io import packs, remote_files
-from vitkit.io.pack_writing import write_pack
 from vitkit.io.packs import mount
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint

@@ -10,6 +10,7 @@ import torch
 from helpers.real_runs import finish, losses_of, start
 
 import vitkit
+from vitkit.apps.training.averaging import average
 from vitkit.config import load_config
 from vitkit.engine.build import load_initial_weights
 from vitkit.engine.hooks import EndAfter
@@ -20,7 +21,6 @@ from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import MODELS
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_weights, read_checkpoint, save_checkpoint
-from vitkit.weights.averaging import average
 from vitkit.weights.loading import load_base
 
 pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")

@@ -16,6 +16,7 @@ from helpers.sharded_training import needs_newer_torch
 from PIL import Image
 
 from vitkit import load
+from vitkit.apps.training.averaging import average
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.data.loading.settings import DataSettings
@@ -23,7 +24,6 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.structures import Sample
 from vitkit.weights import read_checkpoint
-from vitkit.weights.averaging import average
 
 pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 # Two epochs of four steps of eight images.

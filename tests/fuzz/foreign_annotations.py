@@ -27,10 +27,10 @@ from fuzz.isolation import LostError
 from fuzz.mutate import mutate_json, mutate_value
 from fuzz.world import HEIGHT, WIDTH, read_json
 
+from vitkit.apps.datasets.fixing import FIXES
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import AnnotatedImages, read_annotations
 from vitkit.data.formats.class_files import parse_class_file
-from vitkit.data.formats.fixing import FIXES
 from vitkit.errors import VitkitError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.segmentations import decode_segmentation

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from helpers.range_server import serve
 
+from vitkit.apps.datasets.packing import write_pack
 from vitkit.errors import ConfigError, DataError
 from vitkit.io import packs, remote_files
 from vitkit.io.folders import data_files, image_files
 from vitkit.io.image_files import read_image, upright_size
-from vitkit.io.pack_writing import write_pack
 from vitkit.io.packs import blocks_of, has_file, mount, read_packed
 from vitkit.io.remote_files import BlockCache, read_range
 

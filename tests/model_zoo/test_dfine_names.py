@@ -9,8 +9,8 @@ from vitkit.configs.rtdetr import config as rtdetr
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.coco_classes import COCO_CLASSES
-from vitkit.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.model_zoo.converters import write_names
+from vitkit.model_zoo.converters.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights
 

@@ -9,9 +9,9 @@ import pytest
 
 import vitkit
 from vitkit import load_config, model_zoo
+from vitkit.apps.datasets.synthetic import write_shapes
 from vitkit.apps.inference.card import zoo_entry
 from vitkit.apps.inference.load import find_model
-from vitkit.data.synthetic.writing import write_shapes
 from vitkit.errors import CheckpointError
 from vitkit.tools import test as test_tool
 

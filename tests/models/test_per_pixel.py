@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vitkit.apps.training.tta import MultiScaleFlip
 from vitkit.engine.build import build_model
 from vitkit.errors import DataError
-from vitkit.models.tta import MultiScaleFlip
 from vitkit.ops.mask_postprocess import Geometry, upsample, upsample_in_bands
 from vitkit.registry import CRITERIA
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from vitkit.data.synthetic.writing import write_shapes
+from vitkit.apps.datasets.synthetic import write_shapes
 from vitkit.io.image_files import decode_image, read_image
 from vitkit.tools.data import pack
 

@@ -222,7 +222,9 @@ def test_joint_attention_costs_more_than_divided_for_many_frames_or_large_crops(
 
 def test_accuracy_against_macs_is_plotted_by_family(tmp_path, monkeypatch, capsys):
     figures = []
-    monkeypatch.setattr("vitkit.visualization.costs.save_figure", lambda figure, path, **_: figures.append(figure))
+    monkeypatch.setattr(
+        "vitkit.apps.analysis.reports.cost_plots.save_figure", lambda figure, path, **_: figures.append(figure)
+    )
     analyze.main(["--table", "[sr][ew][is]*", "--no-macs", "--plot", "out.png", "--json"])
     rows = {row["backbone"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["swin_tiny"]["top1"] == 81.2 and rows["swinv2_base_window12"]["top1"] is None

@@ -168,7 +168,7 @@ def test_wrong_arguments_are_helpful_errors(config, capsys, arguments, message):
 
 
 def test_names_are_escaped_in_the_report(tmp_path):
-    from vitkit.visualization.gallery import Card, write_gallery
+    from vitkit.apps.starter.gallery import Card, write_gallery
 
     card = Card('<b>"a"</b>', np.zeros((4, 4, 3), np.uint8), "x & y", ['<i>"q"', "it's"])
     write_gallery([card], tmp_path / "report.html", title="<title>")

@@ -8,9 +8,9 @@ from huggingface_hub import ModelCard
 import vitkit
 from vitkit import load
 from vitkit.apps.conversion.convert import NAMES
+from vitkit.apps.datasets.writing import WRITERS
 from vitkit.apps.inference.card import Measured, save_metrics
 from vitkit.config import load_config
-from vitkit.data.formats.writing import WRITERS
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.text.vocabulary import SPECIAL_TOKENS, Vocabulary

@@ -8,8 +8,8 @@ import pytest
 from helpers.browser import open_page
 from helpers.detection_files import CONFIG, write_data
 
+from vitkit.apps.datasets.fixing import apply_corrections
 from vitkit.data.formats import read_annotations
-from vitkit.data.formats.fixing import apply_corrections
 from vitkit.tools.data import label_errors
 
 

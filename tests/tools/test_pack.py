@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from vitkit.data.synthetic.writing import write_shapes
+from vitkit.apps.datasets.synthetic import write_shapes
 from vitkit.tools.data import pack
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from vitkit import load
 from vitkit.apps.inference import writing
+from vitkit.apps.inference.video_writer import VideoWriter, num_written
 from vitkit.errors import DataError
 from vitkit.evaluation.maps import read_ids
 from vitkit.io.atomic import write_atomically
@@ -23,7 +24,6 @@ from vitkit.io.output import make_new_folder
 from vitkit.io.video_files import open_video
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
-from vitkit.visualization.videos import VideoWriter, num_written
 
 pytestmark = pytest.mark.smoke
 

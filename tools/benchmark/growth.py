@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitkit.apps.datasets.writing import WRITERS
 from vitkit.apps.inference import load
 from vitkit.apps.inference.journal import Journal, Lines, Shard
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.writing import Output, predict_files, write_results
 from vitkit.apps.training.answers import AnswerFiles
-from vitkit.data.formats.writing import WRITERS
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.protocols.dataset import Dataset

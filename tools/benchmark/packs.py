@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from vitkit.apps.datasets.packing import write_pack
 from vitkit.errors import DataError
 from vitkit.io.image_files import read_image
-from vitkit.io.pack_writing import write_pack
 from vitkit.io.packs import mount
 from vitkit.tools.benchmark.loader import draw_photos
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare

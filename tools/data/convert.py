@@ -51,7 +51,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.data.formats.fixing import format_issues
+    from vitkit.apps.datasets.fixing import format_issues
     from vitkit.io.coco_schema import raise_issues, segmentation_issues
     from vitkit.tools.data.annotations import check_out, read_source, write_annotations
 
@@ -97,7 +97,7 @@ def convert_captions(args: argparse.Namespace) -> None:
 
 def check_fixes(names: Sequence[str]) -> None:
     """Raise a ConfigError if there is no such fix."""
-    from vitkit.data.formats.fixing import FIXES
+    from vitkit.apps.datasets.fixing import FIXES
 
     unknown = [name for name in names if name not in FIXES and Path(name).suffix != ".json"]
     if unknown:
@@ -106,7 +106,7 @@ def check_fixes(names: Sequence[str]) -> None:
 
 def apply_fixes(data: AnnotatedImages, names: Sequence[str]) -> None:
     """Apply fixes in order, print what each changed, and mark the images that were changed."""
-    from vitkit.data.formats.fixing import FIXES, apply_corrections, fingerprints
+    from vitkit.apps.datasets.fixing import FIXES, apply_corrections, fingerprints
 
     before = fingerprints(data)
     for name in names:

@@ -44,7 +44,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.data.synthetic.writing import write_shapes
+    from vitkit.apps.datasets.synthetic import write_shapes
 
     with errors_in_one_line(OSError):
         write_shapes(**vars(args))

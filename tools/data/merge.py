@@ -42,8 +42,8 @@ def missing_images_explained() -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.datasets.merging import merge_datasets
     from vitkit.data.formats import FORMATS, read_annotations
-    from vitkit.data.formats.merging import merge_datasets
     from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, write_annotations
 
     with errors_in_one_line():

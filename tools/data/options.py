@@ -55,6 +55,6 @@ def caption_formats() -> Sequence[str]:
 
 def writer_names() -> Sequence[str]:
     """Return the names of the formats that annotations are written in."""
-    from vitkit.data.formats.writing import WRITERS
+    from vitkit.apps.datasets.writing import WRITERS
 
     return tuple(WRITERS)

@@ -45,7 +45,7 @@ def _num_bytes(text: str) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.io.pack_writing import write_pack
+    from vitkit.apps.datasets.packing import write_pack
     from vitkit.text_format import pluralize
 
     with errors_in_one_line():

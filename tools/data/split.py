@@ -43,9 +43,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.datasets.splitting import split_dataset
     from vitkit.data.formats import detect_format
     from vitkit.data.formats.label_images import read_semantic_maps
-    from vitkit.data.formats.splitting import split_dataset
     from vitkit.tools.data.annotations import check_out, print_left_out, read_source, write_annotations
 
     with errors_in_one_line():

@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.data.formats.merging import tile_dataset
+    from vitkit.apps.datasets.merging import tile_dataset
     from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, read_source, write_annotations
 
     with errors_in_one_line():

@@ -1,6 +1,6 @@
 """Reads images from packs: tar files on a disk, a web server or an object store, with an index of their images.
 
-A pack holds a folder of data (`vitkit.io.pack_writing` writes it):
+A pack holds a folder of data (`vitkit.apps.datasets.packing` writes it):
 
     pack.json         size and checksum of each other file
     names.npy         (N,) bytes, the sorted names of the images: their paths in the folder

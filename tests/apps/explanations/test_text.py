@@ -9,11 +9,11 @@ from vitkit import build_model
 from vitkit.apps.explanations import text as text_attention_module
 from vitkit.apps.explanations.text import beam_tree, draw_beam_tree, text_attention, text_inputs, word_attention
 from vitkit.apps.inference import MaskFiller, Translator
+from vitkit.apps.inference.words import word_spans
 from vitkit.errors import ConfigError, DataError
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, EOS
 from vitkit.text.vocabulary import Vocabulary
-from vitkit.text.words import word_spans
 
 WORDS = Vocabulary.train("word", ["one two three four five"], mask=True)
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, dropout=0.0, num_layers=2)

@@ -11,12 +11,12 @@ from PIL import Image
 from vitkit import build_dataset, build_model, load_config
 from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference import Prediction, Predictor, find_model, is_config_only, load
+from vitkit.apps.inference.trained_classes import read_trained_classes
 from vitkit.config import config_names, save_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.structures import ScoreThresholds
 from vitkit.weights import read_checkpoint, save_checkpoint
-from vitkit.weights.classes import read_trained_classes
 
 pytestmark = pytest.mark.smoke
 

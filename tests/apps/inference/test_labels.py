@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.apps.datasets.writing import STAYING, WRITERS
 from vitkit.apps.inference.labels import PredictedImages, write_labels
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
-from vitkit.data.formats.writing import STAYING, WRITERS
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation
 from vitkit.tools import predict

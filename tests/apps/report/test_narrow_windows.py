@@ -10,7 +10,7 @@ from helpers.plain_dataset import PlainDataset
 from vitkit.apps.report.images import ImageBudget
 from vitkit.apps.report.report import write_page
 from vitkit.apps.report.sections import Alert, ConfusionMatrix, Gallery, Image, Section, Table
-from vitkit.visualization.gallery import Card, write_gallery
+from vitkit.apps.starter.gallery import Card, write_gallery
 
 LONG = "runs/a_name_without_any_space_" * 8
 

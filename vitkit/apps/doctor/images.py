@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.apps.datasets.image_groups import thumbnail
 from vitkit.apps.doctor.issues import Issue, enumerate_items, percent
 from vitkit.apps.doctor.statistics import DatasetStatistics
-from vitkit.data.image_groups import thumbnail
 from vitkit.errors import DataError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, is_rotated, read_header

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from vitkit.apps.datasets.image_groups import frame_number, photo_names, series_of, similar_pairs
 from vitkit.apps.doctor.images import ImageScan
 from vitkit.apps.doctor.issues import Issue, enumerate_items, percent
 from vitkit.apps.doctor.statistics import DatasetStatistics
-from vitkit.data.image_groups import frame_number, photo_names, series_of, similar_pairs
 from vitkit.text_format import pluralize
 
 

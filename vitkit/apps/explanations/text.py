@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.explanations.text_drawing import draw_beams
+from vitkit.apps.inference.words import attention_of_words, join_words
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, TextGenerator, decode
 from vitkit.structures import BOS, EOS
 from vitkit.text.vocabulary import SPACE, Vocabulary
-from vitkit.text.words import attention_of_words, join_words
 
 
 class TextLayer(NamedTuple):

@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from vitkit.apps.datasets.writing import WRITERS
 from vitkit.data.formats.annotated import NUM_SHOWN, AnnotatedImages, left_out_lines
-from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.output import writing_text
 from vitkit.io.segmentations import decode_segmentation

@@ -21,6 +21,7 @@ from vitkit.apps.exported.loading import (
 from vitkit.apps.exported.settings import PROGRAM_SUFFIX, Runtime
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.trained_classes import category_ids_of, read_trained_classes
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
@@ -38,7 +39,6 @@ from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.vocabulary import vocabularies_from_json
 from vitkit.weights import LoadReport, load_weights
-from vitkit.weights.classes import category_ids_of, read_trained_classes
 from vitkit.weights.hub import is_hub_name
 from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.inference.inputs import in_batches
+from vitkit.apps.inference.words import attention_of_words, join_words
 from vitkit.data.text.datasets import pad_tokens
 from vitkit.errors import DataError
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis, decode
 from vitkit.structures import EOS, PAD
 from vitkit.text.vocabulary import Vocabulary
-from vitkit.text.words import attention_of_words, join_words
 from vitkit.weights import LoadReport
 
 logger = logging.getLogger("vitkit")

@@ -23,6 +23,7 @@ from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import OnFailure, Predictor, failure_line
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
+from vitkit.apps.inference.video_writer import VideoWriter, num_written
 from vitkit.apps.inference.videos import classify_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
@@ -32,7 +33,6 @@ from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
 from vitkit.visualization.clips import draw_scores_over_time
-from vitkit.visualization.videos import VideoWriter, num_written
 
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""

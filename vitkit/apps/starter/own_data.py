@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.apps.datasets.splitting import split_dataset
+from vitkit.apps.datasets.writing import write_coco
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import SPLIT_NAMES, left_out_lines
 from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
-from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.formats.writing import write_coco
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.image_files import upright_size

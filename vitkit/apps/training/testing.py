@@ -19,6 +19,7 @@ from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.answers import AnswerFiles
+from vitkit.apps.training.tta import MultiScaleFlip
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
 from vitkit.devices import resolve_precision
@@ -28,7 +29,6 @@ from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.logging import ProgressLines, print_line
-from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.structures import Batch, ScoreThresholds

@@ -12,11 +12,11 @@ import torch
 from vitkit.apps.analysis.clips import CLIPS, clip_cost
 from vitkit.apps.analysis.macs import count_macs
 from vitkit.apps.analysis.memory import count_parameters
+from vitkit.apps.analysis.reports.cost_plots import Accuracy, plot_accuracy, plot_costs
 from vitkit.apps.analysis.reports.published import published, zoo_entry
 from vitkit.apps.analysis.reports.subject import build_backbone
 from vitkit.errors import ConfigError
 from vitkit.registry import BACKBONES, nearest
-from vitkit.visualization.costs import Accuracy, plot_accuracy, plot_costs
 
 GIB = 2**30
 

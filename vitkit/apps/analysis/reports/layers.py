@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.apps.analysis.layer_similarity import LEAST_IMAGES, LayerSimilarity, compare_layers
+from vitkit.apps.analysis.reports.similarity_plot import SimilarityPanel, plot_layer_similarity
 from vitkit.apps.analysis.reports.subject import find_subject
 from vitkit.apps.inference.inputs import find_images, to_array
 from vitkit.apps.inference.load import load
@@ -19,7 +20,6 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pixel_statistics
 from vitkit.protocols.backbone import backbone_fact
 from vitkit.protocols.model import child
-from vitkit.visualization.similarity import SimilarityPanel, plot_layer_similarity
 from vitkit.weights import load_pretrained
 
 logger = logging.getLogger("vitkit")

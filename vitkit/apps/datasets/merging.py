@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import cv2
 import numpy as np
 
+from vitkit.apps.datasets.writing import check_images, image_file
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.sizes import check_size
-from vitkit.data.formats.writing import check_images, image_file
 from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.fixing import FIXES, apply_corrections, likely_order, similar_classes, wrong_scale
 from vitkit.data.formats.annotated import AnnotatedImages
-from vitkit.data.formats.fixing import FIXES, apply_corrections, likely_order, similar_classes, wrong_scale
 from vitkit.errors import DataError
 
 WIDTH, HEIGHT = 120, 80

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.image_groups import frame_number, group_images, series_of, similar_pairs, stratify, thumbnail
+from vitkit.apps.datasets.merging import merge_datasets, tile_dataset
+from vitkit.apps.datasets.splitting import split_dataset
 from vitkit.apps.inference import Tiling
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
-from vitkit.data.formats.merging import merge_datasets, tile_dataset
-from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.image_groups import frame_number, group_images, series_of, similar_pairs, stratify, thumbnail
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers.plain_dataset import PlainDataset
 
+from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, error_kind
 from vitkit.evaluation.bootstrap import bootstrap_weights
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, error_kind
 
 
 class Truth(PlainDataset):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.apps.training.tta import MultiScaleFlip
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models.tta import MultiScaleFlip
 from vitkit.ops.mask_postprocess import resize
 from vitkit.protocols.model import Model
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from vitkit.apps.inference.words import attention_of_words, join_words, word_spans
 from vitkit.data.synthetic.number_words import NumberWords
 from vitkit.text.vocabulary import Vocabulary
-from vitkit.text.words import attention_of_words, join_words, word_spans
 
 
 @pytest.mark.parametrize(

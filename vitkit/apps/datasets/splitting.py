@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from vitkit.apps.datasets.image_groups import group_images, photo_names, series_of, stratify
 from vitkit.data.formats.annotated import SPLIT_NAMES, UNREADABLE, AnnotatedImages, matches_any
-from vitkit.data.image_groups import group_images, photo_names, series_of, stratify
 from vitkit.errors import ConfigError, DataError
 from vitkit.text_format import pluralize
 
