@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from vitkit.apps.report.comparison import Comparison
-    from vitkit.evaluation.bootstrap import Difference
+    from vitkit.apps.report.intervals import Difference
     from vitkit.evaluation.text import LengthGroup
 
 

@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> None:
     """Train as the command line says; errors that a user can cause end the program with one line."""
     args = parse_args(argv)
     from vitkit import load_config
-    from vitkit.config import format_config, write_config
+    from vitkit.apps.training.config_writing import write_config
+    from vitkit.config import format_config
     from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
 
     try:

@@ -29,9 +29,9 @@ from vitkit.apps.explanations.backbones import (
     mean_distances,
     rollout_maps,
 )
+from vitkit.apps.explanations.distances import plot_distances
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.curves import plot_distances
 from vitkit.visualization.notebooks import show
 
 out = Path("figures/backbones")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.plain_dataset import PlainDataset
 
-from vitkit.evaluation.bootstrap import bootstrap_weights, estimate, paired_difference
+from vitkit.apps.report.intervals import bootstrap_weights, estimate, paired_difference
 from vitkit.evaluation.coco import CocoEvaluator, metric_names
 from vitkit.evaluation.detection_statistics import THRESHOLDS
 

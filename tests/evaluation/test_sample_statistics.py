@@ -6,7 +6,7 @@ import torch
 from helpers.plain_dataset import PlainDataset
 
 from vitkit import EVALUATORS, build_dataset
-from vitkit.evaluation.bootstrap import bootstrap_weights
+from vitkit.apps.report.intervals import bootstrap_weights
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from vitkit.apps.report.intervals import difference_over_seeds
 from vitkit.apps.starter.ablations import page as pages
 from vitkit.apps.starter.ablations import runs, sets
 from vitkit.config import load_config
 from vitkit.errors import TrainingError
-from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.tools import ablate, train
 
 SET = """

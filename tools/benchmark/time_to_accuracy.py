@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from vitkit.apps.report.intervals import difference_over_seeds
 from vitkit.apps.starter.ablations.runs import read_rows, run_arm, write_rows
 from vitkit.apps.starter.ablations.sets import Ablation, Row
 from vitkit.apps.starter.child_runs import run_to_end, time_steps
@@ -30,7 +31,6 @@ from vitkit.config import load_config
 from vitkit.devices import describe_processor
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
 from vitkit.errors import CheckpointError, DataError
-from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.tools.benchmark.faster_rcnn import RESULT_NAME, add_model_arguments, positive_minutes

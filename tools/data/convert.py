@@ -80,7 +80,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def convert_captions(args: argparse.Namespace) -> None:
     """Write captions as ODVG's JSON lines, and print their numbers."""
-    from vitkit.data.formats.grounding import GROUNDING_FORMATS, read_grounded, write_odvg_captions
+    from vitkit.apps.datasets.writing import write_odvg_captions
+    from vitkit.data.formats.grounding import GROUNDING_FORMATS, read_grounded
     from vitkit.tools.data.annotations import check_out
 
     if args.to != "odvg" or args.fix:

@@ -6,11 +6,9 @@ from vitkit.config.names import config_names, find_config
 from vitkit.config.overrides import with_overrides
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.config.show import format_config
-from vitkit.config.write import as_python, write_config
 
 __all__ = [
     "Config",
-    "as_python",
     "cfg_diff",
     "check_config",
     "config_names",
@@ -23,5 +21,4 @@ __all__ = [
     "save_config",
     "value_at",
     "with_overrides",
-    "write_config",
 ]

@@ -14,11 +14,11 @@ from helpers.plain_dataset import PlainDataset
 import vitkit
 from vitkit.apps.report import write_report
 from vitkit.apps.report.comparison import Compared, compare, is_better, write_comparison
+from vitkit.apps.report.intervals import Difference, Estimate, difference_over_seeds
 from vitkit.apps.training.results import score_file
 from vitkit.config import load_config, save_config
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import LanguageModelEvaluator, SemanticEvaluator
-from vitkit.evaluation.bootstrap import Difference, Estimate, difference_over_seeds
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.registry import EVALUATORS
 from vitkit.tools import compare as compare_tool

@@ -7,7 +7,7 @@ import pytest
 from helpers.plain_dataset import PlainDataset
 
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, error_kind
-from vitkit.evaluation.bootstrap import bootstrap_weights
+from vitkit.apps.report.intervals import bootstrap_weights
 from vitkit.evaluation.coco import CocoEvaluator
 
 

@@ -6,7 +6,7 @@ them). What a format cannot hold is counted in `lost`.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
+from vitkit.data.formats.grounding import GroundedImage
 from vitkit.data.formats.label_studio import LOCAL_FILES
 from vitkit.data.formats.odvg import LABEL_MAP
 from vitkit.data.formats.sizes import check_size
@@ -302,6 +303,23 @@ def _odvg_entry(
         lost.setdefault("lists of the classes that an image is annotated for", []).append(image["file_name"])
     described = {"filename": image["file_name"], "height": image["height"], "width": image["width"]}
     return described | {"detection": {"instances": instances}}
+
+
+def write_odvg_captions(images: Iterable[GroundedImage], path: Path) -> None:
+    """Write images with captions as ODVG's JSON lines."""
+    lines = []
+    for image in images:
+        regions = [
+            {
+                "bbox": region.boxes_xyxy[0] if len(region.boxes_xyxy) == 1 else region.boxes_xyxy,
+                "phrase": region.name,
+                "tokens_positive": region.spans,
+            }
+            for region in image.regions
+        ]
+        content = {"filename": image.file_name, "height": image.height, "width": image.width}
+        lines.append(json.dumps(content | {"grounding": {"caption": image.caption, "regions": regions}}) + "\n")
+    write_text(path, "".join(lines))
 
 
 STAYING = ("coco", "odvg")

@@ -13,6 +13,7 @@ from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone,
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
 from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
+from vitkit.apps.explanations.distances import plot_distances
 from vitkit.apps.explanations.explain_options import Draw, Explanation, Request, check_points
 from vitkit.apps.explanations.images import Point, attention_layers, decoder_layers, encoder_layers, samples_points
 from vitkit.apps.explanations.prompts import explain_prompt
@@ -27,7 +28,6 @@ from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.io.output import make_new_folder
 from vitkit.protocols.model import Reconstructs, child
-from vitkit.visualization.curves import plot_distances
 
 
 class ImageFigures(NamedTuple):

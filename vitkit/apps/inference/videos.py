@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.apps.inference.inputs import Inputs, find_videos
@@ -23,10 +24,13 @@ from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_vid
 from vitkit.protocols.model import Model
 from vitkit.structures import Batch
 from vitkit.text.prompts import Prompt
+from vitkit.visualization.canvas import class_color, save_figure
 from vitkit.visualization.clips import draw_strip
 from vitkit.weights import LoadReport
 
 _FRAMES_DRAWN = 8
+_MAX_CLASSES = 5
+"""Number of classes whose scores over time are drawn."""
 
 
 @dataclass
@@ -207,3 +211,32 @@ def _clips_of(sampling: ClipSampling, times: np.ndarray, num_clips: int | None) 
         seconds = sampling.num_frames * sampling.sampling_rate / sampling.frame_rate
         num_clips = max(1, math.ceil(float(times[-1]) / seconds))
     return replace(sampling, num_clips=num_clips).numbers(times, np.random.default_rng(0), "input")
+
+
+def draw_scores_over_time(
+    frames: Sequence[np.ndarray], times: np.ndarray, scores: Tensor, class_names: Sequence[str], path: str | Path
+) -> None:
+    """Save a PNG: a strip of a video's frames, and below it the scores of its five best classes over time.
+
+    Args:
+        frames: (H, W, 3) uint8 RGB, spread over the video.
+        times: (clips, 2) seconds at which each clip begins and ends.
+        scores: (clips, C) in 0..1.
+        class_names: C names.
+        path: the PNG's path; its folder is made.
+    """
+    strip = draw_strip(frames, per_line=len(frames))
+    figure = Figure(figsize=(10, 10 * strip.shape[0] / strip.shape[1] + 3), layout="constrained")
+    top, below = figure.subplots(2, height_ratios=[strip.shape[0] / strip.shape[1] * 10, 3])
+    top.imshow(strip)
+    top.set_axis_off()
+    mean, labels = scores.mean(dim=0).topk(min(_MAX_CLASSES, len(class_names)))
+    for rank, (label, score) in enumerate(zip(labels.tolist(), mean.tolist())):
+        color = np.array(class_color(rank)) / 255
+        # Each clip is a horizontal line from its first frame to its last, with a point in the middle.
+        below.hlines(scores[:, label], *times.T, color=color, alpha=0.4, linewidth=2)
+        middle = times.mean(axis=1)
+        below.plot(middle, scores[:, label], "o-", color=color, label=f"{class_names[label]}  {score:.2f}")
+    below.set(ylim=(-0.03, 1.03), xlabel="seconds", ylabel="score of each clip")
+    below.legend(title="mean of the clips", fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save_figure(figure, path, dpi=110)

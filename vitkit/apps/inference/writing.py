@@ -24,7 +24,7 @@ from vitkit.apps.inference.predictor import OnFailure, Predictor, failure_line
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
 from vitkit.apps.inference.video_writer import VideoWriter, num_written
-from vitkit.apps.inference.videos import classify_video
+from vitkit.apps.inference.videos import classify_video, draw_scores_over_time
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
 from vitkit.io.atomic import remove_left_over
@@ -32,7 +32,6 @@ from vitkit.io.output import check_links, make_new_folder, unwritable, write_byt
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
-from vitkit.visualization.clips import draw_scores_over_time
 
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""

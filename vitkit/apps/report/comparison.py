@@ -7,20 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.apps.report.images import ImageBudget
+from vitkit.apps.report.intervals import (
+    Difference,
+    Estimate,
+    bootstrap_weights,
+    difference_over_seeds,
+    paired_difference,
+)
 from vitkit.apps.report.pages import extra_values, prediction_image
 from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Alert, Cell, Change, Details, Gallery, Image, Section, Table, Text, number
 from vitkit.config import cfg_diff
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.bootstrap import (
-    Difference,
-    Estimate,
-    SampleStatistics,
-    Scores,
-    bootstrap_weights,
-    difference_over_seeds,
-    paired_difference,
-)
+from vitkit.evaluation.bootstrap import SampleStatistics, Scores
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.text_format import pluralize
 

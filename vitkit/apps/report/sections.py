@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.evaluation.bootstrap import Estimate, SampleStatistics, Scores, bootstrap_weights, estimate
+from vitkit.apps.report.intervals import Estimate, bootstrap_weights, estimate
+from vitkit.evaluation.bootstrap import SampleStatistics, Scores
 from vitkit.structures import PanopticMap
 from vitkit.text_format import pluralize
 

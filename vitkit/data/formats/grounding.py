@@ -4,17 +4,15 @@ A text is a caption, of which each region names the characters [begin, end): a p
 "dog" is also in "hot dog". Lines of ODVG may have classes in place of a caption.
 """
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
 from vitkit.io.json_files import read_json, read_json_lines
-from vitkit.io.output import write_text
 from vitkit.io.parsing import check_count, check_distinct, class_name, coordinate, is_name, read_xml
 from vitkit.io.pickle_files import read_plain_pickle
 from vitkit.io.segmentations import is_side
@@ -428,20 +426,3 @@ def read_grounded(path: Path, format: str, split: str | None = None) -> Iterator
     if split is not None and not form.has_splits:
         raise DataError(f"split={split!r}: {form.text} has one split in each file. Leave it out.")
     return form.read(path, split) if form.has_splits else form.read(path)
-
-
-def write_odvg_captions(images: Iterable[GroundedImage], path: Path) -> None:
-    """Write images with captions as ODVG's JSON lines."""
-    lines = []
-    for image in images:
-        regions = [
-            {
-                "bbox": region.boxes_xyxy[0] if len(region.boxes_xyxy) == 1 else region.boxes_xyxy,
-                "phrase": region.name,
-                "tokens_positive": region.spans,
-            }
-            for region in image.regions
-        ]
-        content = {"filename": image.file_name, "height": image.height, "width": image.width}
-        lines.append(json.dumps(content | {"grounding": {"caption": image.caption, "regions": regions}}) + "\n")
-    write_text(path, "".join(lines))

@@ -8,6 +8,7 @@ import numpy as np
 
 from vitkit.apps.report.detections import DetectedImage, Detections
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
+from vitkit.apps.report.intervals import bootstrap_weights, estimate
 from vitkit.apps.report.pages.base import prediction_image, report_sections
 from vitkit.apps.report.sections import (
     Alert,
@@ -25,7 +26,6 @@ from vitkit.apps.report.sections import (
     number,
     value_rows,
 )
-from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
 from vitkit.evaluation.coco import TITLES, CocoEvaluator
 from vitkit.evaluation.detection_statistics import CALIBRATED, RECALLS, THRESHOLDS, DetectionStatistics, f1_score
 from vitkit.evaluation.matching import IOUS, confused_classes, match_images

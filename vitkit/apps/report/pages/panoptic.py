@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from vitkit.apps.report.intervals import estimate
 from vitkit.apps.report.pages.base import prediction_image, report_sections
 from vitkit.apps.report.pages.maps import MapPair, confusion_section, error_image, images_section
 from vitkit.apps.report.sections import (
@@ -17,7 +18,6 @@ from vitkit.apps.report.sections import (
     resample,
     value_rows,
 )
-from vitkit.evaluation.bootstrap import estimate
 from vitkit.evaluation.maps import boundary_counts
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.sample_statistics import SemanticStatistics

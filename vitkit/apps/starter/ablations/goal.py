@@ -4,8 +4,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from vitkit.apps.report.intervals import mean_over_seeds
 from vitkit.apps.starter.ablations.sets import Ablation, Row
-from vitkit.evaluation.bootstrap import mean_over_seeds
 
 Curves = dict[str, dict[float, list[float]]]
 """Name of a curve -> x -> the metric with each seed."""

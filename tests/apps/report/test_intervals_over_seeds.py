@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitkit.evaluation.bootstrap import difference_over_seeds
+from vitkit.apps.report.intervals import difference_over_seeds
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 5), (10, 4)])

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from vitkit.config import as_python, config_names, find_config, load_config, write_config
+from vitkit.apps.training.config_writing import as_python, write_config
+from vitkit.config import config_names, find_config, load_config
 from vitkit.config.load import Config
 from vitkit.errors import ConfigError
 from vitkit.tools.train import main
