@@ -87,6 +87,27 @@ def allowed(room: str, imported: str) -> bool:
     return imported not in NOT_BELOW.get(room, ())
 
 
+def packages_of_registries() -> dict[str, set[str]]:
+    """Return the packages that each registry imports, by the registry's name: those of `Registry(kind, *packages)`."""
+    body = ast.parse((PACKAGE / "registry.py").read_text(encoding="utf-8")).body
+    calls = [node for node in body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    return {
+        node.targets[0].id: {package.value for package in node.value.args[1:]}
+        for node in calls
+        if getattr(node.value.func, "id", None) == "Registry"
+    }
+
+
+PACKAGES = packages_of_registries()
+
+
+def built_by(path: Path) -> set[str]:
+    """Return the packages whose classes a file builds by their registered names, as in `HEADS.build(...)`."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    built = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "build"]
+    return {package for name in built for package in PACKAGES.get(getattr(name, "id", None), ())}
+
+
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -103,6 +124,18 @@ def test_imports_only_go_to_lower_levels(path):
     rooms = {module: room_of(module) for module in imports_of(path)}
     wrong = [m for m, room in rooms.items() if room is not None and not allowed(own_room(path), room)]
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_a_registry_builds_lies_no_higher(path):
+    # A registry imports its classes when it builds one, so it could reach up where no import shows it.
+    wrong = {module for module in built_by(path) if LEVEL[room_of(module)] > LEVEL[own_room(path)]}
+    assert not wrong, f"{path.relative_to(ROOT)} builds classes of {', '.join(wrong)}"
+
+
+def test_registries_of_files_are_found():
+    assert built_by(PACKAGE / "models" / "base.py") == {"vitkit.backbones", "vitkit.necks", "vitkit.heads"}
+    assert built_by(PACKAGE / "models" / "grounding_dino.py") == {"vitkit.nn.text_encoders"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

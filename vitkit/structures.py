@@ -62,7 +62,7 @@ class DetectionTarget(TypedDict, total=False):
     captions. Without it, labels are numbers of the image's phrases."""
     phrases: list[str]
     """The phrases of the image's prompt, which labels then number. A dataset whose samples have them has its own
-    prompts; with `data.prompts`, other samples get them from their classes, see `vitkit.data.text.prompts`."""
+    prompts; with `data.prompts`, other samples get them from their classes, see `vitkit.text.class_prompts`."""
     phrase_spans: list[list[tuple[int, int]]]
     """From a dataset, only beside `phrases`: for each object, the characters [begin, end) of its phrase, such as a
     sentence, that name it; they become `positive_map`. Without them all of the phrase does."""
@@ -307,7 +307,7 @@ class Batch:
         small_images: only with views of each image, (n * B, 3, h, w) uint8 RGB; `images` are then (2 * B, 3, H, W), the
             first large view of each image and then the second, and there is no mask,
         text: only for a text-prompted model, a list with what to look for in each image; or in its place, with
-            `data.prompts`, tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
+            `data.prompts`, tokens, blocks, is_word: (B, T), its tokens, see `vitkit.text.prompt_tokens`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """

@@ -22,8 +22,8 @@ from helpers.located_texts import (
 from vitkit.apps.starter.samples import describe, draw_sample
 from vitkit.data.datasets.grounding import GroundingDataset
 from vitkit.data.loading.splits import build_dataset
-from vitkit.data.text.prompts import Prompts, PromptStep
 from vitkit.errors import ConfigError, DataError
+from vitkit.text.class_prompts import Prompts, PromptStep
 
 
 @pytest.fixture

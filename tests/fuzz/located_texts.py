@@ -19,9 +19,9 @@ from fuzz.world import HEIGHT, WIDTH, read_json
 
 from vitkit.data.datasets.grounding import GroundingDataset
 from vitkit.data.datasets.lvis import LvisDetection
-from vitkit.data.text.prompts import Prompts, PromptStep
 from vitkit.errors import CheckpointError, DataError, VitkitError
 from vitkit.evaluation.lvis import LvisEvaluator
+from vitkit.text.class_prompts import Prompts, PromptStep
 from vitkit.text.prompts import encode_phrases, split_phrases
 from vitkit.weights.tokenizer_files import find_tokenizer
 

@@ -93,7 +93,7 @@ def bert_vocabulary(*more: str) -> TokenizerVocabulary:
 
 
 def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `blocks` and `is_word`, see `vitkit.ops.prompts`, of tokens not made phrase by phrase, such as a text's.
+    """Return `blocks` and `is_word` of tokens not made phrase by phrase, such as a text's.
 
     Args:
         tokens: (B, S) int64.

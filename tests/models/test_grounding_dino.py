@@ -20,8 +20,8 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.model_zoo.converters import write_names
 from vitkit.models.grounding_dino import with_phrase_features
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.ops.prompts import phrase_tokens, prompt_layout
 from vitkit.registry import CRITERIA
+from vitkit.text.prompt_tokens import phrase_tokens, prompt_layout
 from vitkit.text.prompts import encode_phrases, split_phrases
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.weights import load_weights

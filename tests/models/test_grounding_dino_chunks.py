@@ -5,8 +5,8 @@ import torch
 from helpers.grounding_models import build_small
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.prompts import split_prompts
 from vitkit.registry import CRITERIA
+from vitkit.text.prompt_tokens import split_prompts
 from vitkit.text.prompts import collate_prompts, encode_phrases
 from vitkit.text.vocabulary import Vocabulary
 

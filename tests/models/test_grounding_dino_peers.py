@@ -18,7 +18,7 @@ import vitkit
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import find_model
 from vitkit.engine.build import build_model
-from vitkit.ops.prompts import prompt_layout
+from vitkit.text.prompt_tokens import prompt_layout
 from vitkit.weights import load_weights, save_checkpoint
 from vitkit.weights.tokenizer_files import find_tokenizer
 

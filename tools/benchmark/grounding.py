@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitkit import build_model
 from vitkit.configs import grounding_dino
-from vitkit.ops.prompts import PromptPart
 from vitkit.registry import CRITERIA
+from vitkit.text.prompt_tokens import PromptPart
 from vitkit.tools.benchmark.models import Batch, Case, Contestant, Family, compare_family, freeze, import_transformers
 from vitkit.tools.benchmark.timing import Options, Row
 

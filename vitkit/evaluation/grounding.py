@@ -11,10 +11,10 @@ from torchvision.ops import box_convert, box_iou
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, get_predicted_field, require_annotations
-from vitkit.ops.prompts import phrase_tokens
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import DetectionTarget
+from vitkit.text.prompt_tokens import phrase_tokens
 
 
 @EVALUATORS.register

@@ -32,9 +32,9 @@ from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import BoxSelection
 from vitkit.nn.refining_decoder import RefiningDecoder
 from vitkit.nn.transformer import TransformerEncoderLayer
-from vitkit.ops.prompts import prompt_layout
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
+from vitkit.text.prompt_tokens import prompt_layout
 
 
 class Text(NamedTuple):
@@ -45,7 +45,7 @@ class Text(NamedTuple):
     padding_mask: Tensor
     """(B, T) bool, True = padding."""
     blocks: Tensor
-    """(B, T) int64, the phrase of each token, see `vitkit.ops.prompts`."""
+    """(B, T) int64, the phrase of each token, see `vitkit.text.prompt_tokens`."""
 
 
 @HEADS.register

@@ -11,9 +11,9 @@ from vitkit.errors import DataError
 from vitkit.losses.class_losses import token_focal_loss
 from vitkit.losses.matched import SetLayers, normalizers
 from vitkit.losses.set_criterion import SetCriterion
-from vitkit.ops.prompts import phrase_tokens
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget, describe_image
+from vitkit.text.prompt_tokens import phrase_tokens
 
 
 @CRITERIA.register
@@ -52,8 +52,8 @@ class GroundingCriterion(SetCriterion):
         Args:
             outputs: pred_logits (B, Q, T) for the tokens of each prompt; pred_boxes (B, Q, 4) cxcywh in 0..1;
                 text_padding (B, T) bool; optionally aux_outputs and training_outputs, see `SetCriterion`. Also the
-                prompts' `blocks` and `is_word`, see `vitkit.ops.prompts`. Or those of the prompts' parts, `chunks`, of
-                which the losses are averaged.
+                prompts' `blocks` and `is_word`, see `vitkit.text.prompt_tokens`. Or those of the prompts' parts,
+                `chunks`, of which the losses are averaged.
             targets: B targets, whose labels are numbers of the phrases in their prompts. One with a `positive_map`,
                 (N, up to T) bool, has its objects' tokens there, as in captions whose phrases overlap.
         Returns:
@@ -95,7 +95,7 @@ def targets_of_part(
 
     Args:
         blocks: (B, T), of the whole prompts.
-        part: see `vitkit.ops.prompts.PromptPart`.
+        part: see `vitkit.text.prompt_tokens.PromptPart`.
     """
     chosen = []
     for target, first, whole, own in zip(targets, part["first_phrase"], blocks, part["blocks"]):

@@ -13,10 +13,10 @@ from vitkit.models.base import Detector, attention_in, check_detections
 from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, joined_detections, suppress_duplicates
-from vitkit.ops.prompts import phrase_tokens, split_prompts, words_and_padding
 from vitkit.protocols.model import AttentionLayers, child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
 from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections
+from vitkit.text.prompt_tokens import phrase_tokens, split_prompts, words_and_padding
 from vitkit.text.prompts import (
     MAX_TOKENS,
     Caption,
@@ -35,7 +35,7 @@ from vitkit.text.vocabulary import Vocabulary
 class GroundingDINO(Detector):
     """A detector that finds what the phrases of a text name: the label of a detection is the number of its phrase.
 
-    In training, a batch's `inputs` have `tokens`, `blocks` and `is_word` (see `vitkit.ops.prompts`, and
+    In training, a batch's `inputs` have `tokens`, `blocks` and `is_word` (see `vitkit.text.prompt_tokens`, and
     `vitkit.text.prompts`, which makes them), and the labels of its targets are numbers of the image's phrases. An
     image's prompt may have any phrases, also such that it does not show. In evaluation it may be of any length: its
     parts are read one after the other, from maps of the image that the backbone computes once.
@@ -185,7 +185,7 @@ class GroundingDINO(Detector):
         """Predict a box per query, and a logit for each token of the image's prompt.
 
         Args:
-            tokens, blocks, is_word: (B, T), the prompts, see `vitkit.ops.prompts`.
+            tokens, blocks, is_word: (B, T), the prompts, see `vitkit.text.prompt_tokens`.
             text: in their place the prompts as text or phrases; or a caption for each image, not in training.
             targets: only in training, see `uses_targets`.
         Returns:
@@ -304,7 +304,7 @@ def phrase_scores(logits: Tensor, blocks: Tensor, is_word: Tensor, phrases: Tens
 
     Args:
         logits: (B, Q, T).
-        blocks, is_word: (B, T), see `vitkit.ops.prompts`.
+        blocks, is_word: (B, T), see `vitkit.text.prompt_tokens`.
         phrases: (B, P) numbers of phrases; None: those of the prompt with the most of them.
     """
     if phrases is None:

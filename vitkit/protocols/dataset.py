@@ -50,7 +50,7 @@ class Dataset(ABC):
     """Whether it has text. It then has `target_vocabulary` and, if the model translates, `source_vocabulary`, which may
     be built when they are first used."""
     prompts: Any = None
-    """How prompts for a text-prompted detector are made of its classes, `vitkit.data.text.prompts.Prompts`; None: it
+    """How prompts for a text-prompted detector are made of its classes, `vitkit.text.class_prompts.Prompts`; None: it
     has none. `DataSettings` sets it, and that the dataset has a vocabulary."""
     source_vocabulary: Any = None
     sides: Sequence[Sequence[str]] = ()

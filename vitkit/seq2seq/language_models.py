@@ -15,21 +15,14 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
-from vitkit.nn.layers import Linear
+from vitkit.nn.layers import Activation, Linear
+from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices, set_norm_eps
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.protocols.model import Model
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalEncoder, KeyValueCache
-from vitkit.seq2seq.transformer import (
-    Activation,
-    PositionEncoding,
-    ScaledEmbedding,
-    TextPositions,
-    causal_bias,
-    have_same_tokens,
-    init_matrices,
-)
+from vitkit.seq2seq.transformer import causal_bias, have_same_tokens
 from vitkit.seq2seq.word_vectors import init_embedding
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.text.vocabulary import Vocabulary
@@ -400,16 +393,3 @@ class MaskedLanguageModel(Model):
         masked = (tokens > EOS) & (chance < self.mask_share)
         hidden = tokens.masked_fill(masked & (fate < 0.8), self.mask_id)
         return torch.where(masked & (fate >= 0.9), others, hidden), masked
-
-
-def set_norm_eps(model: nn.Module, eps: float) -> None:
-    """Set the number that every layer norm of a model adds to the variance.
-
-    Raises:
-        ConfigError: it is not above 0.
-    """
-    if not eps > 0:
-        raise ConfigError(f"norm_eps={eps}: expected above 0.")
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = eps

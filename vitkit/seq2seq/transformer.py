@@ -10,16 +10,16 @@ Besides the arguments of `vitkit.nn.transformer`, text transformers take
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.layers import Activation, Linear
-from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
+from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
@@ -27,94 +27,10 @@ from vitkit.seq2seq.incremental import IncrementalDecoder, KeyValueCache
 from vitkit.seq2seq.word_vectors import init_embedding
 from vitkit.text.vocabulary import Vocabulary
 
-PositionEncoding = Literal["sine", "fairseq", "learned"]
-POSITION_CODES = {"sine": sine_positions_1d, "fairseq": fairseq_positions_1d}
-
-
-class ScaledEmbedding(nn.Embedding):
-    """Token embeddings times sqrt(d_model), initialized so that the products have variance 1 (section 3.4).
-
-    Args:
-        scale: False: without the factor, as in BERT and GPT-2, and with their initial standard deviation of 0.02.
-    """
-
-    def __init__(self, size: int, d_model: int, *, scale: bool = True):
-        super().__init__(size, d_model)
-        self.factor = d_model**0.5 if scale else 1.0
-        nn.init.normal_(self.weight, std=d_model**-0.5 if scale else 0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Embed tokens, times the factor: (...) int64 -> (..., d_model)."""
-        return super().forward(tokens) * self.factor
-
-
-def position_codes(model: nn.Module) -> Tensor | None:
-    """Return the position encoding of a model's text, (length, d_model); None if it has none."""
-    return next((module.codes for module in model.modules() if isinstance(module, TextPositions)), None)
-
-
-class TextPositions(nn.Module):
-    """Adds position encodings to embeddings, then applies dropout (section 5.4).
-
-    Args:
-        norm: whether to normalize the sums before the dropout, as BERT does.
-    """
-
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        positions: PositionEncoding = "sine",
-        max_length: int = 1024,
-        dropout: float = 0.1,
-        norm: bool = False,
-    ):
-        super().__init__()
-        if positions not in (*POSITION_CODES, "learned"):
-            raise ConfigError(f"positions={positions!r}: expected 'sine', 'fairseq' or 'learned'.")
-        if positions in POSITION_CODES and d_model % 2:
-            raise ConfigError(f"d_model={d_model}: expected an even number, as sines and cosines are pairs.")
-        if positions in POSITION_CODES:
-            self.register_buffer("codes", POSITION_CODES[positions](max_length, d_model), persistent=False)
-        else:
-            self.codes = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
-        self.norm = nn.LayerNorm(d_model) if norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, *, offset: int = 0, positions: Tensor | None = None) -> Tensor:
-        """Add the encodings of the positions and apply dropout.
-
-        Args:
-            x: (B, L, d_model).
-            offset: position of the first of the L tokens.
-            positions: (B, L) int64, if they differ between rows; all below `offset` + L.
-        Raises:
-            DataError: a position has no encoding.
-        """
-        end = offset + x.shape[1]
-        if end > len(self.codes):
-            raise DataError(
-                f"a text of {end} tokens or more, but the model has positions for {len(self.codes)}. Shorten the text "
-                "(or decoding.max_length), or set the model's max_length."
-            )
-        return self.dropout(self.norm(x + (self.codes[offset:end] if positions is None else self.codes[positions])))
-
 
 def causal_bias(length: int, device: torch.device) -> Tensor:
     """Return the bias (length, length) that masks the later tokens for each token."""
     return mask_bias(torch.ones(length, length, dtype=torch.bool, device=device).triu(1))
-
-
-def init_matrices(module: nn.Module) -> None:
-    """Initialize all matrices except embeddings by Xavier's uniform distribution, and biases of linear layers by 0."""
-    for part in module.modules():
-        if isinstance(part, nn.Embedding):
-            continue
-        for name, parameter in part.named_parameters(recurse=False):
-            if parameter.ndim == 2 and name.endswith("weight"):
-                nn.init.xavier_uniform_(parameter)
-            elif isinstance(part, nn.Linear):
-                nn.init.zeros_(parameter)
 
 
 @dataclass

@@ -6,20 +6,14 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
+from vitkit.nn.layers import Activation
 from vitkit.nn.position import sine_positions_2d
+from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
 from vitkit.seq2seq.incremental import IncrementalDecoder
-from vitkit.seq2seq.transformer import (
-    Activation,
-    PositionEncoding,
-    ScaledEmbedding,
-    TextDecoder,
-    TextPositions,
-    TextState,
-    init_matrices,
-)
+from vitkit.seq2seq.transformer import TextDecoder, TextState
 
 
 @MODELS.register

@@ -32,7 +32,7 @@ Prompt = str | Sequence[str]
 
 
 class EncodedPrompt(NamedTuple):
-    """The tokens of one prompt; fields as in `vitkit.ops.prompts`."""
+    """The tokens of one prompt; fields as in `vitkit.text.prompt_tokens`."""
 
     tokens: list[int]
     blocks: list[int]

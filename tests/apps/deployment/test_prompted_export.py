@@ -21,7 +21,7 @@ from vitkit.config import save_config
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.grounding_dino import phrase_scores
-from vitkit.ops.prompts import words_and_padding
+from vitkit.text.prompt_tokens import words_and_padding
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import export as export_tool
 from vitkit.tools import predict as predict_tool

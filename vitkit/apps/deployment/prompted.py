@@ -19,8 +19,8 @@ from vitkit.models.grounding_dino import GroundingDINO, phrase_scores
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.detections import best_scores, suppress_duplicates
 from vitkit.ops.images import float_statistics, normalize_images
-from vitkit.ops.prompts import prompt_layout, words_and_padding
 from vitkit.structures import UNK
+from vitkit.text.prompt_tokens import prompt_layout, words_and_padding
 from vitkit.text.vocabulary import SPACE
 
 
@@ -30,7 +30,7 @@ class TextFeaturesGraph(ExportGraph):
     axes: Axes = {"tokens": ("batch", "length"), "blocks": ("batch", "length")}
 
     def forward(self, tokens: Tensor, blocks: Tensor) -> dict[str, Tensor]:
-        """Encode prompts, (B, T) int64 each, see `vitkit.ops.prompts`; padding of `tokens` is 0, of `blocks` -1."""
+        """Encode prompts, (B, T) int64 each; padding of `tokens` is 0, of `blocks` -1."""
         return {"text_features": self.model.encode_text(tokens, blocks).features.float()}
 
 

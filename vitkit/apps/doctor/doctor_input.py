@@ -13,12 +13,12 @@ from vitkit.apps.doctor.images import ImageScan, scan_images
 from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.settings import DataSettings
-from vitkit.data.text.prompts import PromptStep
 from vitkit.devices import resolve_precision
 from vitkit.engine.build import add_teacher, build_model, check_prompts, use_tokenizer
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
 from vitkit.registry import MODELS, parameters_of
+from vitkit.text.class_prompts import PromptStep
 from vitkit.text.vocabulary import vocabularies_of
 from vitkit.weights import load_pretrained, load_weights
 

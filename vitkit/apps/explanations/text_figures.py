@@ -22,7 +22,7 @@ from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.errors import ConfigError, DataError
-from vitkit.seq2seq.transformer import position_codes
+from vitkit.nn.text_layers import position_codes
 
 KINDS = {
     "encoder": "Encoder self-attention",

@@ -28,7 +28,6 @@ from vitkit.apps.interop.transformers_configs import read_config, transformers_f
 from vitkit.config import Config, config_names, find_config, load_config, load_saved_config
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
 from vitkit.data.datasets.video import read_sampling
-from vitkit.data.text.prompts import Prompts
 from vitkit.devices import Precision, require_device, resolve_precision
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
@@ -37,6 +36,7 @@ from vitkit.ops.images import in_channels
 from vitkit.protocols.model import child
 from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.structures import ImageSizes, ScoreThresholds
+from vitkit.text.class_prompts import Prompts
 from vitkit.text.vocabulary import vocabularies_from_json
 from vitkit.weights import LoadReport, load_weights
 from vitkit.weights.hub import is_hub_name

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
-from vitkit.data.text.prompts import PromptStep, collate_prompted
 from vitkit.errors import DataError, VitkitError
 from vitkit.protocols.dataset import Dataset
 from vitkit.structures import Batch, Sample
+from vitkit.text.class_prompts import PromptStep, collate_prompted
 
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20

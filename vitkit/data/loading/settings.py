@@ -15,7 +15,6 @@ from vitkit.data.loading.loader import Batches, BatchLoader, StartMethod
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, TokenBatches, TrainBatches
 from vitkit.data.loading.splits import CHOICE, Split, build_dataset, choose_fraction, lacks_some
 from vitkit.data.text.datasets import TextDataset
-from vitkit.data.text.prompts import PromptOptions, Prompts
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
@@ -24,6 +23,7 @@ from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import DATASETS, SECTIONS, Spec, nearest, parameters_of, require_base
+from vitkit.text.class_prompts import PromptOptions, Prompts
 
 _MAX_AUTO_WORKERS = 16
 
@@ -93,7 +93,7 @@ class DataSettings:
     """How worker processes are started; None: the system's default."""
     prompts: PromptOptions | None = None
     """Prompts for a text-prompted detector, made of the classes of any dataset with boxes, or of the phrases that its
-    samples have: a dict with `negatives`, `max_tokens` and `phrases` (see vitkit.data.text.prompts). None: without."""
+    samples have: a dict with `negatives`, `max_tokens` and `phrases` (see vitkit.text.class_prompts). None: without."""
     cache_features: str | None = None
     """For captioners with a frozen backbone, and for feature distillation: a folder for the features of all images,
     of the backbone or the teacher, which are computed before training starts unless they are there. A captioner reads

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 from vitkit.nn.attention import mask_bias
 from vitkit.nn.layers import Activation
+from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices, set_norm_eps
 from vitkit.nn.transformer import TransformerEncoder
-from vitkit.ops.prompts import prompt_layout
 from vitkit.registry import TEXT_ENCODERS
-from vitkit.seq2seq.language_models import set_norm_eps
-from vitkit.seq2seq.transformer import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices
+from vitkit.text.prompt_tokens import prompt_layout
 
 
 @TEXT_ENCODERS.register
@@ -22,8 +21,9 @@ class TransformerTextEncoder(nn.Module):
         vocabulary_size: number of tokens.
         frozen: whether its weights stay as they are, and its dropout off, in training.
         embedding_norm: whether embeddings and positions are normalized before the first layer.
-        norm_eps, scale_embedding: see `vitkit.seq2seq.language_models`.
-        The other arguments: see `vitkit.nn.transformer` and `vitkit.seq2seq.transformer`.
+        norm_eps: the number that all layer norms add to the variance.
+        scale_embedding: whether token embeddings are multiplied by sqrt(d_model).
+        The other arguments: see `vitkit.nn.transformer` and `vitkit.nn.text_layers`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TransformerTextEncoder(nn.Module):
 
         Args:
             tokens: (B, T) int64.
-            blocks: (B, T) int64, the phrase of each token, see `vitkit.ops.prompts`.
+            blocks: (B, T) int64, the phrase of each token, see `vitkit.text.prompt_tokens`.
         Returns:
             (B, T, d_model).
         """

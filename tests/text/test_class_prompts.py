@@ -11,9 +11,9 @@ from vitkit.data.loading.batch_augmentation import mix
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import match_classes
-from vitkit.data.text.prompts import Prompts, PromptStep, fitting
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols.dataset import Dataset
+from vitkit.text.class_prompts import Prompts, PromptStep, fitting
 from vitkit.text.prompts import encode_phrases, join_prompts, spanned_tokens
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 
