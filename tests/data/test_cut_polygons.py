@@ -10,8 +10,8 @@ from PIL import Image
 from vitkit.apps.datasets.writing import WRITERS, write_voc
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import read_annotations
-from vitkit.data.formats.annotated import AnnotatedImages, polygon_fields
-from vitkit.io.segmentations import cut_polygon, decode_segmentation, overlap, visible_box
+from vitkit.data.formats.annotated import AnnotatedImages
+from vitkit.io.segmentations import cut_polygon, decode_segmentation, overlap, polygon_fields, visible_box
 
 WIDTH, HEIGHT = 90, 60
 SHAPES = {

@@ -3,17 +3,19 @@
 import base64
 import io
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
+from helpers.processes import run_anew
 from PIL import Image
 
 from vitkit.apps.datasets.writing import WRITERS, join_polygons, outlines, write_voc
 from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.formats import detect_format, read_annotations
-from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
+from vitkit.data.formats import FORMATS, detect_format, read_annotations
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import DataError
-from vitkit.io.segmentations import decode_segmentation
+from vitkit.io.segmentations import decode_segmentation, polygon_box
 
 
 def draw_images(folder, *names, size=(40, 20)):
@@ -46,6 +48,35 @@ def voc(folder, name, *objects):
     body = "".join(VOC_OBJECT.format(*obj) for obj in objects)
     size = "<size><width>40</width><height>20</height></size>"
     return write(folder / f"{name}.xml", f"<annotation><filename>{name}.jpg</filename>{size}{body}</annotation>")
+
+
+def test_every_format_names_functions_of_its_module():
+    for form in FORMATS.values():
+        module = import_module(f"vitkit.data.formats.{form.module}")
+        assert all(callable(vars(module)[name]) for name in (form.reader, *form.looks_like.values())), form.text
+
+
+def test_readers_are_imported_when_their_format_is_met(tmp_path):
+    draw_images(tmp_path, "images/a.jpg")
+    image, box = dict(id=1, file_name="a.jpg", width=40, height=20), dict(id=1, image_id=1, category_id=1)
+    parts = dict(images=[image], annotations=[box | dict(bbox=[1, 2, 3, 4])], categories=[dict(id=1, name="cat")])
+    file = write(tmp_path / "boxes.json", json.dumps(parts))
+    loaded = "sorted(name[20:] for name in sys.modules if name.startswith('vitkit.data.formats.'))"
+    program = f"""
+import sys
+from vitkit.data.datasets.coco import CocoDetection
+CocoDetection({str(tmp_path / "images")!r}, {str(file)!r})
+print({loaded})
+from vitkit.data.formats import read_annotations
+read_annotations({str(file)!r}, {str(tmp_path / "images")!r})
+print({loaded})
+"""
+    status, printed = run_anew(program)
+    of_dataset, of_any = printed.splitlines()
+    readers = {form.module for form in FORMATS.values()} - {"coco"}
+    assert status == 0 and not readers & {*eval(of_any)} and "coco" in eval(of_any), of_any
+    # Importing a dataset imports its package, of which GroundingDataset and SemanticFolder have readers of their own.
+    assert not readers - {"class_files"} & {*eval(of_dataset)}, of_dataset
 
 
 def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):

@@ -6,15 +6,17 @@ Every reader of a folder asks here, so that what one reads another does not leav
 import glob
 import logging
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path, PurePath
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath, PurePosixPath
 from unicodedata import normalize
 
 from PIL import Image
 
 from vitkit.errors import DataError
-from vitkit.io.image_files import FORMATS, TIFF_STARTS, decoding, open_regular, read_tiff_pages
+from vitkit.io.image_files import FORMATS, TIFF_STARTS, decoding, open_regular, read_tiff_pages, upright_size
 from vitkit.io.packs import packed_files
 from vitkit.text_format import pluralize
 
@@ -39,6 +41,11 @@ _UNREAD_IMAGES = {suffix for suffixes in _SUFFIXES.values() for suffix in suffix
     *(".psd", ".raf", ".raw", ".rw2", ".sgi", ".svg", ".tga", ".xcf"),
 }
 """Endings of pictures that cannot be read."""
+SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""Name of a folder or key -> the split that it stands for."""
+_SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_NAMES)})\d*")
+_MAX_FOLDERS = 16
+"""How many of the last folders of a name are compared."""
 _WITH_FRAMES = (".gif", ".webp", ".tif", ".tiff")
 _MAX_OPENED = 2000
 """Number of files of these endings that are opened to count their pages and frames, which takes a second."""
@@ -61,6 +68,13 @@ def is_hidden(name: str | PurePath) -> bool:
 def one_form(name: str) -> str:
     """Return a name in the composed Unicode form: macOS writes "ü" as two characters, other systems as one."""
     return name if name.isascii() else normalize("NFC", name)
+
+
+def matches_any(file_name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a file name matches a pattern, such as "0001TP_*", with or without folders and ending."""
+    path = PurePosixPath(file_name)
+    names = {one_form(name) for name in (file_name, str(path.with_suffix("")), path.name, path.stem)}
+    return any(fnmatchcase(name, one_form(pattern)) for name in names for pattern in patterns)
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -160,3 +174,86 @@ def _has_frames(path: Path) -> bool:
                 return getattr(image, "is_animated", False)
     except DataError:
         return False  # whoever reads the file says what is wrong with it
+
+
+class ImageFiles:
+    """The image files below a folder, to be looked up by the names that annotations use.
+
+    Arrays (.npy), which may be something else than images, are found only if they are named with their ending.
+
+    Args:
+        folder: folder of the images.
+    Raises:
+        DataError: there is no such folder, or it contains no images.
+    """
+
+    def __init__(self, folder: Path):
+        if not folder.is_dir():
+            raise DataError(f"images: no folder '{folder}'. Give the folder of the images.")
+        self.folder = folder
+        files = data_files(folder)
+        suffixes = {*IMAGE_SUFFIXES, ".npy"}
+        names = sorted(path.relative_to(folder).as_posix() for path in files if path.suffix.lower() in suffixes)
+        self.arrays = [name for name in names if name.lower().endswith(".npy")]
+        self.names = sorted({*names} - {*self.arrays})
+        log_unread(folder, unread_images(files), [folder / name for name in self.names])
+        if not names:
+            raise DataError(f"images: '{folder}' contains no images ({', '.join(FORMATS)}).")
+        self._by_key: dict[str, list[str]] = {}
+        for name in self.names:
+            path = PurePosixPath(one_form(name))
+            for key in {str(path), str(path.with_suffix("")), path.name, path.stem}:
+                self._by_key.setdefault(key, []).append(name)
+        for name in self.arrays:
+            for key in {one_form(name), PurePosixPath(one_form(name)).name}:
+                self._by_key.setdefault(key, []).append(name)
+        folders = {name.rpartition("/")[0] for name in (*self.names, *self.arrays)}
+        self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
+        """The splits that have a folder."""
+
+    def find(self, *names: str, split: str | None = None, other_splits: Set[str] = frozenset()) -> str | None:
+        """Return the image file that the first matching name refers to, or None.
+
+        A name may be a path on another machine, whose last folders and file name are looked for, the longest match
+        first, its ending may be missing or another image's, and it may have another Unicode form. A name in a split's
+        folder, such as "val2017/a.jpg", does not match a file in the folder of another split.
+
+        Args:
+            split: of several files that match a name, the one in a folder of this split is returned.
+            other_splits: names outside the folders of splits do not match files in the folders of these.
+        Raises:
+            DataError: several images have that name.
+        """
+        for name in names:
+            path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
+            stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
+            named = splits_in(str(path)) & self.splits
+            others = self.splits - named if named else other_splits
+            for k in range(len(path.parts)):
+                for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
+                    matches = self._by_key.get(key, ())
+                    exact = [match for match in matches if one_form(match) == key]
+                    if exact:  # only a folder with both Unicode forms of a name has two of them
+                        matches = [name] if name in exact else exact[:1]
+                    elif others:
+                        matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
+                    if len(matches) > 1 and split is not None:
+                        matches = [match for match in matches if split in splits_in(match)] or matches
+                    if len(matches) > 1:
+                        raise DataError(
+                            f"'{path}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
+                            f"{matches[1]}. Give each image a unique name, or read one folder at a time."
+                        )
+                    if matches:
+                        return matches[0]
+        return None
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Read (width, height) of an image, upright; raises like `read_header`."""
+        return upright_size(self.folder / name)
+
+
+def splits_in(name: str) -> set[str]:
+    """Return the splits that the folders of a file stand for: "val" for "val2017/a.jpg"."""
+    folders = (_SPLIT_FOLDER.fullmatch(part.lower()) for part in PurePosixPath(name).parts[:-1])
+    return {SPLIT_NAMES[folder[1]] for folder in folders if folder}

@@ -5,7 +5,7 @@ and a polygon with a very large coordinate ends the process.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ _MAX_OUTLINE = 1 << 22
 _MAX_PIXELS = 1 << 32
 """pycocotools counts pixels in 32 bits."""
 _MAX_GROUPS = 7  # groups of 5 bits, enough for any 32-bit number and its sign
+_CORNERS_OF_ELLIPSE = 32
+_DECIMALS = 3
+"""Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 _NUMBERS = frozenset((int, float))
 
 _EXPECTED_FORMS = "a list of polygons [x, y, x, y, ...] or run lengths {'size': [height, width], 'counts': ...}"
@@ -265,3 +268,53 @@ def _runs_annotation(starts: np.ndarray, ends: np.ndarray, height: int, width: i
 def _rle_fields(rle: dict[str, Any]) -> dict[str, Any]:
     segmentation = {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
     return {"segmentation": segmentation, "area": int(coco_mask.area(rle)), "bbox": coco_mask.toBbox(rle).tolist()}
+
+
+def round_pixels(value: float) -> float:
+    """Round pixels; integral values become int."""
+    value = round(float(value), _DECIMALS)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def polygon_box(polygons: Iterable[Sequence[float]]) -> list[float]:
+    """Return the bounding box, xywh, of flat polygons."""
+    xs = [x for polygon in polygons for x in polygon[::2]]
+    ys = [y for polygon in polygons for y in polygon[1::2]]
+    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+
+
+def polygon_area(polygon: Sequence[float]) -> float:
+    """Return the area enclosed by a flat polygon."""
+    xs, ys = polygon[::2], polygon[1::2]
+    pairs = zip(xs, ys, [*xs[1:], xs[0]], [*ys[1:], ys[0]])
+    return abs(sum(x * next_y - next_x * y for x, y, next_x, next_y in pairs)) / 2
+
+
+def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return the `bbox`, `segmentation` and `area` of an object given by flat polygons in pixels."""
+    polygons = [[round_pixels(value) for value in polygon] for polygon in polygons]
+    area = round_pixels(sum(map(polygon_area, polygons)))
+    bbox = [round_pixels(value) for value in polygon_box(polygons)]
+    return {"bbox": bbox, "segmentation": polygons, "area": area}
+
+
+def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
+    """Return the fields of `polygon_fields` of a box between two corners, turned clockwise around its center."""
+    center = (x0 + x1) / 2, (y0 + y1) / 2
+    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    return polygon_fields([[value for corner in corners for value in rotate(corner, center, degrees)]])
+
+
+def ellipse_polygon(center: tuple[float, float], radii: tuple[float, float], degrees: float = 0.0) -> list[float]:
+    """Return a flat polygon with its corners on an ellipse, turned clockwise around its center."""
+    angles = [k * math.tau / _CORNERS_OF_ELLIPSE for k in range(_CORNERS_OF_ELLIPSE)]
+    edge = [(center[0] + radii[0] * math.cos(angle), center[1] + radii[1] * math.sin(angle)) for angle in angles]
+    return [value for point in edge for value in rotate(point, center, degrees)]
+
+
+def rotate(point: tuple[float, float], center: tuple[float, float], degrees: float) -> tuple[float, float]:
+    """Rotate a point clockwise on the screen."""
+    angle = math.radians(degrees)
+    x, y = point[0] - center[0], point[1] - center[1]
+    cos, sin = math.cos(angle), math.sin(angle)
+    return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos

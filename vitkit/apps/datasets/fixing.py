@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.formats.annotated import AnnotatedImages, round_pixels
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import bad_box_issues, is_box
 from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
+from vitkit.io.segmentations import round_pixels
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
 """What the four numbers of a box can stand for."""

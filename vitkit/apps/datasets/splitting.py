@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitkit.apps.datasets.image_groups import group_images, photo_names, series_of, stratify
-from vitkit.data.formats.annotated import SPLIT_NAMES, UNREADABLE, AnnotatedImages, matches_any
+from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.folders import SPLIT_NAMES, matches_any
 from vitkit.text_format import pluralize
 
 _BLOCKS = 10

@@ -18,17 +18,25 @@ import cv2
 import numpy as np
 import yaml
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
+from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.grounding import GroundedImage
 from vitkit.data.formats.label_studio import LOCAL_FILES
 from vitkit.data.formats.odvg import LABEL_MAP
 from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
+from vitkit.io.folders import SPLIT_NAMES
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text, writing_text
 from vitkit.io.parsing import check_distinct, is_name
-from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap, visible_box
+from vitkit.io.segmentations import (
+    cut_polygon,
+    decode_segmentation,
+    encode_segmentation,
+    overlap,
+    round_pixels,
+    visible_box,
+)
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""

@@ -163,7 +163,7 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         None if arguments.get("images") is None else Path(arguments["images"]),
         *(arguments.get(name) for name in ("format", "split", "names", "first")),
     )
-    content, folder, notes, _ = source.read_unchecked(log=False)
+    form, content, folder, notes, _ = source.read_unchecked(log=False)
     statistics.issues += [Issue("annotations", "note", note, statistics.where) for note in notes()]
     file_issues = detection_issues(content)
     statistics.issues += describe_issues(file_issues, statistics.where)
@@ -183,7 +183,7 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         **parts,
         needs_masks=bool(arguments.get("masks")),
         drops_bad_boxes=arguments.get("bad_boxes") == "drop",
-        data=AnnotatedImages(source.format_name(), path, folder, parts),
+        data=AnnotatedImages(form, path, folder, parts),
     )
     statistics.issues += file.issues()
     index_of_image = {image_id: index for index, image_id in enumerate(statistics.image_ids)}

@@ -16,10 +16,10 @@ from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
-from vitkit.data.formats.annotated import SPLIT_NAMES, left_out_lines
+from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files
+from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, data_files
 from vitkit.io.image_files import upright_size
 from vitkit.io.output import link_image, write_text
 from vitkit.structures import IGNORE_INDEX

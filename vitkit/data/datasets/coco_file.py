@@ -7,8 +7,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.data.formats import AnnotatedImages, detect_format, read_annotations
-from vitkit.data.formats.annotated import UNREADABLE, matches_any
 from vitkit.data.formats.exporters import (
     ExportersFields,
     explain_issues,
@@ -28,6 +26,7 @@ from vitkit.io.coco_schema import (
     raise_issues,
     structure_issues,
 )
+from vitkit.io.folders import matches_any
 from vitkit.io.json_files import read_json
 from vitkit.io.json_stream import read_json_parts
 from vitkit.io.spooled_bytes import SpooledLists
@@ -56,11 +55,6 @@ class AnnotationSource:
         """Whether the annotations are one JSON file in COCO's format."""
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
         return is_json and self.format in (None, "coco") and self.images is not None and self.split in (None, "all")
-
-    def format_name(self) -> str:
-        """Return the name of the format; the files must have been read by `read_unchecked`."""
-        is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
-        return self.format or ("coco" if is_json else detect_format(self.annotations, self.images))
 
     def read_parts(self) -> "Unchecked":
         """Read the content of a large file like `read_unchecked`, without holding its annotations; log nothing.
@@ -93,7 +87,7 @@ class AnnotationSource:
                 scaling.apply(annotations)
                 yield annotations
 
-        return Unchecked(content, self.images, lambda: [*fields.notes(), *listed, *scaling.notes], parts)
+        return Unchecked("coco", content, self.images, lambda: [*fields.notes(), *listed, *scaling.notes], parts)
 
     def read_unchecked(self, *, log: bool = True) -> "Unchecked":
         """Read the content without checking COCO's fields; `choose` then selects what is used.
@@ -112,7 +106,9 @@ class AnnotationSource:
                     notes += fit_sizes(content, self.images, measure_all=False, strict=False).notes
                 for note in notes if log else ():
                     logger.warning("%s: %s", self.annotations, note)
-                return Unchecked(content, self.images, lambda: notes, lambda: iter([content["annotations"]]))
+                return Unchecked("coco", content, self.images, lambda: notes, lambda: iter([content["annotations"]]))
+        from vitkit.data.formats import read_annotations  # of all tools, which a file in COCO's format does not need
+
         data = read_annotations(
             self.annotations,
             self.images,
@@ -123,10 +119,10 @@ class AnnotationSource:
             allow_outside=True,
         )
         notes = data.notes
-        _report(data, log=log)  # before the split, which does not keep what was left out
+        data.report(log=log)  # before the split, which does not keep what was left out
         if self.split is not None or self.names is None:
             data = data.split(self.split)
-        return Unchecked(data.content, data.folder, lambda: notes, lambda: iter([data.annotations]))
+        return Unchecked(data.format, data.content, data.folder, lambda: notes, lambda: iter([data.annotations]))
 
     def choose_images(self, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the images that are used.
@@ -152,6 +148,8 @@ class AnnotationSource:
 class Unchecked(NamedTuple):
     """The content of annotations before COCO's fields are checked."""
 
+    format: str
+    """The key of vitkit.data.formats.FORMATS."""
     content: Any
     """For COCO the JSON as it is, apart from what `notes` say; of other formats `images`, `annotations` and
     `categories`."""
@@ -161,20 +159,6 @@ class Unchecked(NamedTuple):
     """Returns what was assumed, and read in another form than COCO's, once all annotations are read."""
     parts: Callable[[], Iterator[list[Any]]]
     """Returns the annotations, some at a time; those of a large file are not in the content."""
-
-
-def _report(data: AnnotatedImages, *, log: bool) -> None:
-    """Log what was assumed and left out in reading; raise a DataError if images cannot be read."""
-    for note in data.notes if log else ():
-        logger.info("%s: %s", data.source, note)
-    for reason, names in data.left_out.items():
-        if reason == UNREADABLE:
-            raise DataError(
-                f"{names[0]} {len(names)} of the images in '{data.source}' cannot be read; `vitkit data convert` "
-                "leaves them out."
-            )
-        if log:
-            logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])
 
 
 class DetectionFile:
@@ -207,7 +191,7 @@ class DetectionFile:
         check: Callable[[dict[str, Any]], list[FileIssue]] = lambda content: [],
     ):
         self._source, self._masks, self._drop_bad_boxes, self._check = source, masks, drop_bad_boxes, check
-        content, self.folder, self.notes, self._parts = (
+        _, content, self.folder, self.notes, self._parts = (
             source.read_parts() if in_parts else source.read_unchecked(log=log)
         )
         if not has_lists(content) or not isinstance(content.get("categories"), list):

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, new_labels
-from vitkit.data.formats.annotated import SPLIT_NAMES
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.io.folders import image_files, is_hidden
+from vitkit.io.folders import SPLIT_NAMES, image_files, is_hidden
 from vitkit.io.image_files import FORMATS, to_tensor
 from vitkit.io.packs import blocks_of
 from vitkit.registry import DATASETS, Spec

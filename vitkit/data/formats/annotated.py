@@ -1,35 +1,27 @@
 """Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_number
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden, log_unread, one_form, unread_images
-from vitkit.io.image_files import FORMATS, MAX_PIXELS, upright_size
+from vitkit.io.folders import ImageFiles, is_hidden
+from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.parsing import class_name
-from vitkit.io.segmentations import describe_wrong_segmentation
+from vitkit.io.segmentations import describe_wrong_segmentation, polygon_box, round_pixels
 from vitkit.text_format import pluralize
+
+logger = logging.getLogger("vitkit")
 
 UNREADABLE = "images whose file cannot be read"
 NUM_SHOWN = 3
 """The number of names in a line about items that were left out."""
-SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-"""Name of a folder or key -> the split that it stands for."""
-_SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_NAMES)})\d*")
-_MAX_FOLDERS = 16
-"""How many of the last folders of a name are compared."""
 _HEAD = 4096
 _BLANKS = "blanks around class names"
 _MAX_SHOWN = 500
-_CORNERS_OF_ELLIPSE = 32
-_DECIMALS = 3
-"""Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 
 
 @dataclass
@@ -195,6 +187,19 @@ class AnnotatedImages:
             raise DataError(f"'{self.source}' has no split {name!r}; it has {sizes or 'none'}. {remedy}")
         return self.select(next(iter(self.splits.values())) if name is None else self.splits[name])
 
+    def report(self, *, log: bool) -> None:
+        """Log what was assumed and left out in reading; raise a DataError if images cannot be read."""
+        for note in self.notes if log else ():
+            logger.info("%s: %s", self.source, note)
+        for reason, names in self.left_out.items():
+            if reason == UNREADABLE:
+                raise DataError(
+                    f"{names[0]} {len(names)} of the images in '{self.source}' cannot be read; `vitkit data convert` "
+                    "leaves them out."
+                )
+            if log:
+                logger.warning("%s: left out %d %s, such as %s", self.source, len(names), reason, names[0])
+
     def summary(self) -> str:
         """Summarize the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
         parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
@@ -212,104 +217,10 @@ class AnnotatedImages:
         return counts
 
 
-class AnnotationFormat(NamedTuple):
-    """A format that annotations are read in, a row of `vitkit.data.formats.detecting.FORMATS`."""
-
-    text: str
-    """What messages call it."""
-    read: Callable[[Path, Path | None], AnnotatedImages]
-    """Takes the file or folder of the annotations, and the folder of the images; None: the format's default."""
-    looks_like: Mapping[str, Callable[[Path], bool]]
-    """Extension -> whether a file with it seems to be in this format. It may raise OSError or DataError."""
-
-
 def read_head(path: Path) -> bytes:
     """Return the first kilobytes of a file, by which a format is recognized."""
     with path.open("rb") as file:
         return file.read(_HEAD)
-
-
-class ImageFiles:
-    """The image files below a folder, to be looked up by the names that annotations use.
-
-    Arrays (.npy), which may be something else than images, are found only if they are named with their ending.
-
-    Args:
-        folder: folder of the images.
-    Raises:
-        DataError: there is no such folder, or it contains no images.
-    """
-
-    def __init__(self, folder: Path):
-        if not folder.is_dir():
-            raise DataError(f"images: no folder '{folder}'. Give the folder of the images.")
-        self.folder = folder
-        files = data_files(folder)
-        suffixes = {*IMAGE_SUFFIXES, ".npy"}
-        names = sorted(path.relative_to(folder).as_posix() for path in files if path.suffix.lower() in suffixes)
-        self.arrays = [name for name in names if name.lower().endswith(".npy")]
-        self.names = sorted({*names} - {*self.arrays})
-        log_unread(folder, unread_images(files), [folder / name for name in self.names])
-        if not names:
-            raise DataError(f"images: '{folder}' contains no images ({', '.join(FORMATS)}).")
-        self._by_key: dict[str, list[str]] = {}
-        for name in self.names:
-            path = PurePosixPath(one_form(name))
-            for key in {str(path), str(path.with_suffix("")), path.name, path.stem}:
-                self._by_key.setdefault(key, []).append(name)
-        for name in self.arrays:
-            for key in {one_form(name), PurePosixPath(one_form(name)).name}:
-                self._by_key.setdefault(key, []).append(name)
-        folders = {name.rpartition("/")[0] for name in (*self.names, *self.arrays)}
-        self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
-        """The splits that have a folder."""
-
-    def find(self, *names: str, split: str | None = None, other_splits: Set[str] = frozenset()) -> str | None:
-        """Return the image file that the first matching name refers to, or None.
-
-        A name may be a path on another machine, whose last folders and file name are looked for, the longest match
-        first, its ending may be missing or another image's, and it may have another Unicode form. A name in a split's
-        folder, such as "val2017/a.jpg", does not match a file in the folder of another split.
-
-        Args:
-            split: of several files that match a name, the one in a folder of this split is returned.
-            other_splits: names outside the folders of splits do not match files in the folders of these.
-        Raises:
-            DataError: several images have that name.
-        """
-        for name in names:
-            path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
-            stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
-            named = splits_in(str(path)) & self.splits
-            others = self.splits - named if named else other_splits
-            for k in range(len(path.parts)):
-                for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
-                    matches = self._by_key.get(key, ())
-                    exact = [match for match in matches if one_form(match) == key]
-                    if exact:  # only a folder with both Unicode forms of a name has two of them
-                        matches = [name] if name in exact else exact[:1]
-                    elif others:
-                        matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
-                    if len(matches) > 1 and split is not None:
-                        matches = [match for match in matches if split in splits_in(match)] or matches
-                    if len(matches) > 1:
-                        raise DataError(
-                            f"'{path}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
-                            f"{matches[1]}. Give each image a unique name, or read one folder at a time."
-                        )
-                    if matches:
-                        return matches[0]
-        return None
-
-    def size(self, name: str) -> tuple[int, int]:
-        """Read (width, height) of an image, upright; raises like `read_header`."""
-        return upright_size(self.folder / name)
-
-
-def splits_in(name: str) -> set[str]:
-    """Return the splits that the folders of a file stand for: "val" for "val2017/a.jpg"."""
-    folders = (_SPLIT_FOLDER.fullmatch(part.lower()) for part in PurePosixPath(name).parts[:-1])
-    return {SPLIT_NAMES[folder[1]] for folder in folders if folder}
 
 
 def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None) -> dict | None:
@@ -356,12 +267,6 @@ def check_mask_size(image: Mapping[str, Any], context: str) -> None:
         )
 
 
-def round_pixels(value: float) -> float:
-    """Round pixels; integral values become int."""
-    value = round(float(value), _DECIMALS)
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
-
-
 def _are_outside(polygons: Sequence[Any], width: int, height: int) -> bool:
     """Return whether no polygon overlaps the image; False if there is none, or one is not a polygon."""
     for polygon in polygons:
@@ -375,57 +280,6 @@ def _are_outside(polygons: Sequence[Any], width: int, height: int) -> bool:
         if x < width and y < height and x + box_width > 0 and y + box_height > 0:
             return False
     return bool(polygons)
-
-
-def polygon_box(polygons: Iterable[Sequence[float]]) -> list[float]:
-    """Return the bounding box, xywh, of flat polygons."""
-    xs = [x for polygon in polygons for x in polygon[::2]]
-    ys = [y for polygon in polygons for y in polygon[1::2]]
-    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-
-
-def polygon_area(polygon: Sequence[float]) -> float:
-    """Return the area enclosed by a flat polygon."""
-    xs, ys = polygon[::2], polygon[1::2]
-    pairs = zip(xs, ys, [*xs[1:], xs[0]], [*ys[1:], ys[0]])
-    return abs(sum(x * next_y - next_x * y for x, y, next_x, next_y in pairs)) / 2
-
-
-def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the `bbox`, `segmentation` and `area` of an object given by flat polygons in pixels."""
-    polygons = [[round_pixels(value) for value in polygon] for polygon in polygons]
-    area = round_pixels(sum(map(polygon_area, polygons)))
-    bbox = [round_pixels(value) for value in polygon_box(polygons)]
-    return {"bbox": bbox, "segmentation": polygons, "area": area}
-
-
-def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
-    """Return the fields of `polygon_fields` of a box between two corners, turned clockwise around its center."""
-    center = (x0 + x1) / 2, (y0 + y1) / 2
-    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-    return polygon_fields([[value for corner in corners for value in rotate(corner, center, degrees)]])
-
-
-def ellipse_polygon(center: tuple[float, float], radii: tuple[float, float], degrees: float = 0.0) -> list[float]:
-    """Return a flat polygon with its corners on an ellipse, turned clockwise around its center."""
-    angles = [k * math.tau / _CORNERS_OF_ELLIPSE for k in range(_CORNERS_OF_ELLIPSE)]
-    edge = [(center[0] + radii[0] * math.cos(angle), center[1] + radii[1] * math.sin(angle)) for angle in angles]
-    return [value for point in edge for value in rotate(point, center, degrees)]
-
-
-def rotate(point: tuple[float, float], center: tuple[float, float], degrees: float) -> tuple[float, float]:
-    """Rotate a point clockwise on the screen."""
-    angle = math.radians(degrees)
-    x, y = point[0] - center[0], point[1] - center[1]
-    cos, sin = math.cos(angle), math.sin(angle)
-    return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos
-
-
-def matches_any(file_name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a file name matches a pattern, such as "0001TP_*", with or without folders and ending."""
-    path = PurePosixPath(file_name)
-    names = {one_form(name) for name in (file_name, str(path.with_suffix("")), path.name, path.stem)}
-    return any(fnmatchcase(name, one_form(pattern)) for name in names for pattern in patterns)
 
 
 def class_names(content: Mapping[str, Any]) -> dict[int, str]:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.exporters import explain_issues, find_listed_files, read_exporters_fields
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
+from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, ImageFiles, data_files, is_hidden
 from vitkit.io.json_files import gc_paused, read_json
 from vitkit.io.packs import has_file
 

@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, single_file
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
+from vitkit.io.folders import SPLIT_NAMES, ImageFiles
 from vitkit.io.parsing import coordinate
 from vitkit.io.segmentations import is_side
 

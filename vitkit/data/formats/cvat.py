@@ -10,20 +10,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vitkit.data.formats.annotated import (
-    SPLIT_NAMES,
-    AnnotatedImages,
-    ImageFiles,
-    check_mask_size,
-    ellipse_polygon,
-    polygon_fields,
-    read_head,
-    rotated_box,
-    single_file,
-)
+from vitkit.data.formats.annotated import AnnotatedImages, check_mask_size, read_head, single_file
 from vitkit.errors import DataError
+from vitkit.io.folders import SPLIT_NAMES, ImageFiles
 from vitkit.io.parsing import check_count, coordinate, read_xml
-from vitkit.io.segmentations import is_side, region_annotation
+from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation, rotated_box
 
 
 def is_cvat_file(path: Path) -> bool:

@@ -2,42 +2,64 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from vitkit.data.formats.annotated import AnnotationFormat
-from vitkit.data.formats.class_files import find_class_file, has_one_channel, parse_class_file
-from vitkit.data.formats.coco import is_coco_file, read_coco
-from vitkit.data.formats.csv_files import has_box_columns, read_csv
-from vitkit.data.formats.cvat import is_cvat_file, read_cvat
-from vitkit.data.formats.label_images import CLASS_FACTOR, read_instance_maps, read_semantic_maps
-from vitkit.data.formats.label_studio import is_label_studio_file, read_label_studio
-from vitkit.data.formats.labelme import is_labelme_file, read_labelme
-from vitkit.data.formats.odvg import is_odvg_file, read_odvg_classes
-from vitkit.data.formats.via import is_via_file, read_via
-from vitkit.data.formats.voc import is_voc_file, read_voc
-from vitkit.data.formats.yolo import is_obj_data, is_yolo_text, is_yolo_yaml, read_yolo
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
-from vitkit.io.image_files import read_label_colors, read_label_map
+from vitkit.io.folders import data_files, is_hidden
 from vitkit.io.json_files import read_json
 
+
+class AnnotationFormat(NamedTuple):
+    """A format that annotations are read in; its module is imported when a file may have the format."""
+
+    text: str
+    """What messages call it."""
+    module: str
+    """The file of vitkit.data.formats that reads it."""
+    reader: str
+    """The function that takes the file or folder of the annotations, and the folder of the images; None: the format's
+    default. It returns `AnnotatedImages`."""
+    looks_like: Mapping[str, str] = {}
+    """Extension -> the function that tells whether a file with it seems to be in this format. It may raise OSError or
+    DataError."""
+
+    def read(self, annotations: Path, images: Path | None) -> AnnotatedImages:
+        """Read annotations by the format's reader."""
+        return _function(self.module, self.reader)(annotations, images)
+
+    def has(self, path: Path, suffix: str) -> bool:
+        """Return whether a file, read as one with this extension, seems to be in this format."""
+        return suffix in self.looks_like and _function(self.module, self.looks_like[suffix])(path)
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    return getattr(import_module(f"vitkit.data.formats.{module}"), name)
+
+
+_YAML = "is_yolo_yaml"
 FORMATS = {
-    "coco": AnnotationFormat("COCO's JSON of boxes", read_coco, {".json": is_coco_file}),
+    "coco": AnnotationFormat("COCO's JSON of boxes", "coco", "read_coco", {".json": "is_coco_file"}),
     "yolo": AnnotationFormat(
         "YOLO's text files, with data.yaml",
-        read_yolo,
-        {".yaml": is_yolo_yaml, ".yml": is_yolo_yaml, ".txt": is_yolo_text, ".data": is_obj_data},
+        "yolo",
+        "read_yolo",
+        {".yaml": _YAML, ".yml": _YAML, ".txt": "is_yolo_text", ".data": "is_obj_data"},
     ),
-    "voc": AnnotationFormat("Pascal VOC's XML files", read_voc, {".xml": is_voc_file}),
-    "labelme": AnnotationFormat("LabelMe's JSON files", read_labelme, {".json": is_labelme_file}),
-    "cvat": AnnotationFormat("CVAT for images 1.1, an XML file", read_cvat, {".xml": is_cvat_file}),
-    "label-studio": AnnotationFormat("Label Studio's JSON", read_label_studio, {".json": is_label_studio_file}),
-    "via": AnnotationFormat("VIA's JSON of regions", read_via, {".json": is_via_file}),
-    "odvg": AnnotationFormat("ODVG's JSON lines of classes", read_odvg_classes, {".jsonl": is_odvg_file}),
-    "csv": AnnotationFormat("a CSV file of boxes", read_csv, {".csv": has_box_columns}),
-    "instance_maps": AnnotationFormat("label images of instances", read_instance_maps, {}),
-    "semantic_maps": AnnotationFormat("label images of classes", read_semantic_maps, {}),
+    "voc": AnnotationFormat("Pascal VOC's XML files", "voc", "read_voc", {".xml": "is_voc_file"}),
+    "labelme": AnnotationFormat("LabelMe's JSON files", "labelme", "read_labelme", {".json": "is_labelme_file"}),
+    "cvat": AnnotationFormat("CVAT for images 1.1, an XML file", "cvat", "read_cvat", {".xml": "is_cvat_file"}),
+    "label-studio": AnnotationFormat(
+        "Label Studio's JSON", "label_studio", "read_label_studio", {".json": "is_label_studio_file"}
+    ),
+    "via": AnnotationFormat("VIA's JSON of regions", "via", "read_via", {".json": "is_via_file"}),
+    "odvg": AnnotationFormat("ODVG's JSON lines of classes", "odvg", "read_odvg_classes", {".jsonl": "is_odvg_file"}),
+    "csv": AnnotationFormat("a CSV file of boxes", "csv_files", "read_csv", {".csv": "has_box_columns"}),
+    "instance_maps": AnnotationFormat("label images of instances", "label_images", "read_instance_maps"),
+    "semantic_maps": AnnotationFormat("label images of classes", "label_images", "read_semantic_maps"),
 }
 """The formats that annotations are read in, by the names that `format=` takes."""
 _SUFFIXES = tuple({suffix: None for form in FORMATS.values() for suffix in form.looks_like})
@@ -82,7 +104,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
     else:
         formats = dict(_formats_of(data_files(path)))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
-        formats = _formats_of_label_images(path)
+        formats = _detect_label_images(path)
     if len(formats) == 1:
         return next(iter(formats))
     if formats:
@@ -100,7 +122,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
 def _check_for_label_images(folder: Path) -> None:
     """Raise DataError if the only annotations in a folder are label images, which have a folder of their own there."""
     for inside in sorted(path for path in folder.iterdir() if _LABEL_FOLDER.search(path.name) and path.is_dir()):
-        if not is_hidden(inside.name) and _formats_of_label_images(inside):
+        if not is_hidden(inside.name) and _detect_label_images(inside):
             raise DataError(
                 f"annotations: '{folder}' has label images in '{inside.name}'. Give '{inside}' as the annotations, and "
                 "the folder of the images as images (in `vitkit data convert`: --images)."
@@ -124,23 +146,8 @@ def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
 
 def _format_of(path: Path, suffix: str) -> str | None:
     """Return the format that a file appears to have, read as one with this extension."""
-    forms = ((name, form.looks_like.get(suffix)) for name, form in FORMATS.items())
-    return next((name for name, looks_like in forms if looks_like and looks_like(path)), None)
+    return next((name for name, form in FORMATS.items() if form.has(path, suffix)), None)
 
 
-def _formats_of_label_images(folder: Path) -> dict[str, str]:
-    """Return the possible kinds of label images: classes if a file names them, instances if values encode them."""
-    files = (path for path in data_files(folder) if path.suffix.lower() in IMAGE_SUFFIXES)
-    paths = list(itertools.islice(files, _MAX_SNIFFED))
-    if not paths:
-        return {}
-    evidence = paths[0].name
-    if not all(map(has_one_channel, paths)):
-        read_label_colors(paths[0])  # as JPEG, they are not label images
-        class_file = find_class_file(folder)
-        return {"semantic_maps": evidence} if class_file and parse_class_file(class_file).colors else {}
-    if any(read_label_map(path).max() >= CLASS_FACTOR for path in paths):
-        return {"instance_maps": evidence}
-    if find_class_file(folder):
-        return {"semantic_maps": evidence}
-    return {"semantic_maps": evidence, "instance_maps": evidence}
+def _detect_label_images(folder: Path) -> dict[str, str]:
+    return _function("label_images", "detect_label_images")(folder, _MAX_SNIFFED)

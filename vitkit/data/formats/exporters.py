@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vitkit.data.formats.annotated import ImageFiles, polygon_box, rotated_box
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES, FileIssue, is_box, is_number
-from vitkit.io.folders import is_hidden
+from vitkit.io.folders import ImageFiles, is_hidden
 from vitkit.io.packs import has_file
+from vitkit.io.segmentations import polygon_box, rotated_box
 from vitkit.text_format import pluralize
 
 _CHECKPOINTS = ".ipynb_checkpoints"

@@ -5,13 +5,14 @@ Instances in one label image: every value, or color, is an object, except 0 (bla
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
+from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.class_files import (
     ClassFile,
     find_class_file,
@@ -20,6 +21,7 @@ from vitkit.data.formats.class_files import (
     read_class_values,
 )
 from vitkit.errors import DataError, LossyImageError
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files
 from vitkit.io.image_files import read_label_colors, read_label_map
 from vitkit.io.parsing import check_count
 from vitkit.io.segmentations import pixels_annotation
@@ -38,6 +40,29 @@ class _Object(NamedTuple):
     """The number of its class."""
     indices: np.ndarray
     """(n,) int64, its pixels, counted down the columns of the image, in ascending order."""
+
+
+def detect_label_images(folder: Path, num_opened: int) -> dict[str, str]:
+    """Return the possible kinds of label images, each with a file: "semantic_maps" if a file names classes,
+    "instance_maps" if values encode them.
+
+    Args:
+        num_opened: the number of images that are looked at.
+    """
+    files = (path for path in data_files(folder) if path.suffix.lower() in IMAGE_SUFFIXES)
+    paths = list(islice(files, num_opened))
+    if not paths:
+        return {}
+    evidence = paths[0].name
+    if not all(map(has_one_channel, paths)):
+        read_label_colors(paths[0])  # as JPEG, they are not label images
+        class_file = find_class_file(folder)
+        return {"semantic_maps": evidence} if class_file and parse_class_file(class_file).colors else {}
+    if any(read_label_map(path).max() >= CLASS_FACTOR for path in paths):
+        return {"instance_maps": evidence}
+    if find_class_file(folder):
+        return {"semantic_maps": evidence}
+    return {"semantic_maps": evidence, "instance_maps": evidence}
 
 
 def read_instance_maps(annotations: Path, images: Path | None) -> AnnotatedImages:

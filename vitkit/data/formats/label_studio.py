@@ -12,22 +12,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from vitkit.data.formats.annotated import (
-    SPLIT_NAMES,
-    AnnotatedImages,
-    ImageFiles,
-    add_image_file,
-    ellipse_polygon,
-    polygon_fields,
-    rotate,
-    single_file,
-)
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.data.formats.sizes import is_scaled, two_sizes
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES
+from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, ImageFiles
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
-from vitkit.io.segmentations import is_side
+from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, rotate
 
 LOCAL_FILES = "/data/local-files/?d="
 """What Label Studio puts before the names of files that it reads from the disk."""

@@ -15,19 +15,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit.data.formats.annotated import (
-    AnnotatedImages,
-    ImageFiles,
-    add_image_file,
-    check_mask_size,
-    ellipse_polygon,
-    polygon_fields,
-)
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, check_mask_size
 from vitkit.errors import DataError
-from vitkit.io.folders import data_files
+from vitkit.io.folders import ImageFiles, data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
-from vitkit.io.segmentations import is_side, region_annotation
+from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation
 
 _NO_OBJECTS = ("__ignore__", "_background_")
 _FOUR_POINTS = ("oriented_rectangle", "rotation", "quadrilateral")

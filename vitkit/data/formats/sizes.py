@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from vitkit.data.formats.annotated import round_pixels
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_box, is_number
 from vitkit.io.image_files import MAX_PIXELS, upright_size
-from vitkit.io.segmentations import decode_segmentation, describe_wrong_run_lengths, is_side, mask_annotation
+from vitkit.io.segmentations import (
+    decode_segmentation,
+    describe_wrong_run_lengths,
+    is_side,
+    mask_annotation,
+    round_pixels,
+)
 from vitkit.text_format import pluralize
 
 _MAX_MEASURED = 2000

@@ -10,17 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.data.formats.annotated import (
-    AnnotatedImages,
-    ImageFiles,
-    add_image_file,
-    ellipse_polygon,
-    polygon_fields,
-    single_file,
-)
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.errors import DataError
+from vitkit.io.folders import ImageFiles
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import class_name, coordinate
+from vitkit.io.segmentations import ellipse_polygon, polygon_fields
 
 SHAPES = "region_shape_attributes"
 """The column of VIA's table that holds the shapes."""

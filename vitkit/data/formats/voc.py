@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, read_head
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
-from vitkit.io.folders import data_files, one_form
+from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, one_form
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.text_files import read_lines
 

@@ -13,19 +13,12 @@ from os.path import exists
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from vitkit.data.formats.annotated import (
-    SPLIT_NAMES,
-    AnnotatedImages,
-    ImageFiles,
-    add_image_file,
-    polygon_fields,
-    read_head,
-    round_pixels,
-)
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
-from vitkit.io.folders import data_files, is_hidden, one_form
+from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, is_hidden, one_form
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, is_name, read_yaml
+from vitkit.io.segmentations import polygon_fields, round_pixels
 from vitkit.io.text_files import read_lines
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
