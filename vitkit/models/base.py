@@ -15,12 +15,12 @@ from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.queries import QueryHead, run_with_training_queries
-from vitkit.ops.detections import BatchDetections
+from vitkit.ops.detections import BatchDetections, in_pixels
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols.backbone import backbone_fact
 from vitkit.protocols.model import AttentionLayers, Model, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
-from vitkit.structures import DetectionTarget
+from vitkit.structures import Detections, DetectionTarget
 
 logger = logging.getLogger("vitkit")
 
@@ -201,9 +201,77 @@ class Detector(DensePredictionModel):
 
     returns = ("boxes_xyxy",)
 
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query.
+
+        Args:
+            targets: only in training, see `uses_targets`.
+        Returns:
+            the head's outputs:
+            pred_logits: (B, Q, num_classes), a sigmoid per class; or (B, Q, num_classes + 1) for a softmax, the last
+                class being "no object".
+            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the unpadded image.
+            aux_outputs: the same two for each decoder layer but the last, first layer first.
+            training_outputs: of a first stage and of training queries, if there are any: a list, see `QuerySet`.
+        """
+        images, padding_mask = self.prepare(images, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+        return self.run_head(features, padding_mask, targets)
+
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         """Return the detections of all images, relative to the unpadded image, without a threshold of their scores."""
         raise NotImplementedError
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """Return the detections of each image, in pixels of the original image."""
+        return in_pixels(self.detections(outputs), image_sizes)
+
+
+class QueryDetector(Detector):
+    """Base of detectors with a sigmoid per class, of whose pairs of a query and a class the best are detected.
+
+    Args:
+        backbone, neck, head: spec or module.
+        num_queries: number of boxes predicted per image.
+        num_classes: number of classes; a run sets its dataset's.
+        num_detections: number of detections per image.
+        nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
+            them, as in the papers. It helps after short training, when queries still find objects twice; see
+            configs/bccd/dino_r18.py.
+        training_queries, isolate_padding: see `DensePredictionModel`.
+    Raises:
+        ConfigError: a number is out of range; see `DensePredictionModel`.
+    """
+
+    class_head = ("head.class_embed.", "head.proposals.class_embed.", "training_queries.denoising.label_embed.")
+    class_activation = "sigmoid"
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        *,
+        num_queries: int = 300,
+        num_classes: int = 80,
+        num_detections: int = 300,
+        nms_iou: float | None = None,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
+    ):
+        super().__init__(
+            backbone,
+            neck,
+            head,
+            num_classes=num_classes,
+            num_queries=num_queries,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
+        )
+        check_detections(num_detections, nms_iou)
+        self.num_detections, self.nms_iou = num_detections, nms_iou
 
 
 def network_key(backbone: nn.Module, feature: str) -> int:

@@ -1,37 +1,23 @@
 """DINO: backbone, neck, head (Zhang et al. 2022, https://arxiv.org/abs/2203.03605)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.models.base import Detector, check_detections
+from vitkit.models.base import QueryDetector
 from vitkit.models.variants import deformable_variant
-from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
+from vitkit.ops.detections import BatchDetections, best_pairs, suppress_duplicates
 from vitkit.registry import MODELS, Spec
-from vitkit.structures import Detections, DetectionTarget
 
 
 @MODELS.register
-class DINO(Detector):
+class DINO(QueryDetector):
     """A detector whose queries start from boxes that the encoder selects; trained with contrastive denoising.
 
-    Args:
-        backbone, neck, head: spec or module.
-        num_queries: number of boxes predicted per image.
-        num_classes: number of classes; a run sets its dataset's. The official checkpoints have 91,
-            for COCO's raw category ids.
-        num_detections: number of detections per image.
-        nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
-            them, as in the paper. It helps after short training, when queries still find objects twice; see
-            configs/bccd/dino_r18.py.
-        training_queries, isolate_padding: see `DensePredictionModel`.
-    Raises:
-        ConfigError: a number is out of range; see `DensePredictionModel`.
+    The arguments are those of `QueryDetector`. The official checkpoints have 91 classes, for COCO's raw
+    category ids.
     """
-
-    class_head = ("head.class_embed.", "head.proposals.class_embed.", "training_queries.denoising.label_embed.")
-    class_activation = "sigmoid"
 
     def __init__(
         self,
@@ -41,52 +27,16 @@ class DINO(Detector):
         *,
         num_queries: int = 900,
         num_classes: int = 91,
-        num_detections: int = 300,
-        nms_iou: float | None = None,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_classes=num_classes,
-            num_queries=num_queries,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
-        check_detections(num_detections, nms_iou)
-        self.num_detections, self.nms_iou = num_detections, nms_iou
+        super().__init__(backbone, neck, head, num_queries=num_queries, num_classes=num_classes, **options)
 
     @staticmethod
     def variant_of(names: Iterable[str]) -> str:
         """Return the variant that the names of a state dict belong to, such as "of 4 levels in two stages"."""
         return deformable_variant(names)
 
-    def forward(
-        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
-    ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
-
-        Args:
-            targets: only in training, see `uses_targets`.
-        Returns:
-            the head's outputs:
-            pred_logits: (B, Q, num_classes), a sigmoid per class.
-            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the unpadded image.
-            aux_outputs: the same two for each decoder layer but the last, first layer first.
-            training_outputs: of the first stage, and of training queries if there are any: a list, see
-                `QuerySet`.
-        """
-        images, padding_mask = self.prepare(images, padding_mask)
-        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
-        return self.run_head(features, padding_mask, targets)
-
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
         best = best_pairs(outputs["pred_logits"], outputs["pred_boxes"], self.num_detections)
         return suppress_duplicates(best, self.nms_iou)
-
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
-        """Return the detections of each image, in pixels of the original image."""
-        return in_pixels(self.detections(outputs), image_sizes)

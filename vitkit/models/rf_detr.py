@@ -8,33 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.base import Detector, check_detections
+from vitkit.models.base import QueryDetector
 from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
 from vitkit.ops.images import padding_to_multiple, unpadded_sizes
 from vitkit.ops.mask_postprocess import geometry_of, upsample_to_masks
+from vitkit.protocols.model import child
 from vitkit.registry import MODELS, Spec
-from vitkit.structures import Detections, DetectionTarget
+from vitkit.structures import DetectionTarget
 
 
 @MODELS.register
-class RFDETR(Detector):
+class RFDETR(QueryDetector):
     """A real-time detector on a plain transformer in windows; trained with groups of queries (`QueryGroups`).
 
-    Args:
-        backbone, neck, head: spec or module.
-        num_queries: number of boxes predicted per image.
-        num_classes: number of classes; a run sets its dataset's. The official checkpoints have 91, for COCO's raw
-            category ids.
-        num_detections: number of detections per image.
-        nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
-            them, as in the paper.
-        training_queries, isolate_padding: see `DensePredictionModel`.
-    Raises:
-        ConfigError: a number is out of range; see `DensePredictionModel`.
+    The arguments are those of `QueryDetector`. The official checkpoints have 91 classes, for COCO's raw category ids.
     """
-
-    class_head = ("head.class_embed.", "head.proposals.class_embed.", "training_queries.denoising.label_embed.")
-    class_activation = "sigmoid"
 
     def __init__(
         self,
@@ -44,24 +32,11 @@ class RFDETR(Detector):
         *,
         num_queries: int = 300,
         num_classes: int = 91,
-        num_detections: int = 300,
-        nms_iou: float | None = None,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_classes=num_classes,
-            num_queries=num_queries,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
-        check_detections(num_detections, nms_iou)
-        self.num_detections, self.nms_iou = num_detections, nms_iou
+        super().__init__(backbone, neck, head, num_queries=num_queries, num_classes=num_classes, **options)
         groups = {f"{name.rpartition('.')[0]}." for name, _ in self.named_parameters() if is_group_head(name)}
-        self.class_head = (*type(self).class_head, *sorted(groups))
+        self.class_head = (*self.class_head, *sorted(groups))
 
         # Patches beyond the image's border are padding, so that boxes are relative to the image itself.
         strides = [info.stride for info in self.neck.feature_info.values()]
@@ -82,34 +57,11 @@ class RFDETR(Detector):
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         return super().prepare(images, padding_mask)
 
-    def forward(
-        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
-    ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
-
-        Args:
-            targets: only in training, see `uses_targets`.
-        Returns:
-            the head's outputs:
-            pred_logits: (B, Q, num_classes), a sigmoid per class.
-            pred_boxes: (B, Q, 4) cxcywh, relative to the unpadded image.
-            aux_outputs: the same two for each decoder layer but the last, first layer first.
-            training_outputs: of the first stage, and of training queries if there are any: a list, see
-                `QuerySet`.
-        """
-        images, padding_mask = self.prepare(images, padding_mask)
-        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
-        return self.run_head(features, padding_mask, targets)
-
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
         best = best_pairs(outputs["pred_logits"], outputs["pred_boxes"], self.num_detections)
         best = suppress_duplicates(best, self.nms_iou)
         return best._replace(boxes_xyxy=best.boxes_xyxy.clamp(0, 1))  # boxes end at the image's border
-
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
-        """Return the detections of each image, in pixels of the original image."""
-        return in_pixels(self.detections(outputs), image_sizes)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """If the weights have more queries, keep the first of each group, in place; see `DensePredictionModel`.
@@ -145,22 +97,11 @@ class RFDETRSeg(RFDETR):
         num_queries: int = 100,
         num_classes: int = 91,
         num_detections: int = 100,
-        nms_iou: float | None = None,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_queries=num_queries,
-            num_classes=num_classes,
-            num_detections=num_detections,
-            nms_iou=nms_iou,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
-        if getattr(self.head, "mask_head", None) is None:
+        sizes = dict(num_queries=num_queries, num_classes=num_classes, num_detections=num_detections)
+        super().__init__(backbone, neck, head, **sizes, **options)
+        if child(self.head, "mask_head") is None:
             raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
 
     def forward(
