@@ -1,7 +1,5 @@
-"""LoRA runs: their checkpoints name their base, load wherever a run does, and continue to the last bit."""
+"""LoRA runs: their checkpoints are complete, load wherever a run does, and continue to the last bit."""
 
-import json
-import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +10,6 @@ from helpers.real_runs import finish, losses_of, start
 import vitkit
 from vitkit.apps.training.averaging import average
 from vitkit.config import load_config
-from vitkit.engine.build import load_initial_weights
 from vitkit.engine.hooks import EndAfter
 from vitkit.engine.lora import LoRARun
 from vitkit.engine.settings import TrainSettings
@@ -21,7 +18,6 @@ from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import MODELS
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_weights, read_checkpoint, save_checkpoint
-from vitkit.weights.loading import load_base
 
 pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 CONFIG = """
@@ -68,8 +64,9 @@ def logits(loaded) -> torch.Tensor:
     return loaded.model.eval()(IMAGES)["logits"]
 
 
-def test_checkpoints_have_the_pairs_and_the_head_and_name_their_base(runs):
+def test_checkpoints_have_the_pairs_and_all_weights(runs):
     last, best = (read_checkpoint(runs / "run" / name) for name in ("last.pth", "best.pth"))
+    base = read_checkpoint(runs / "base.pth")["model"]
     pairs = {
         f"backbone.blocks.{i}.attn.{layer}.lora.{part}.{matrix}"
         for i in range(2)
@@ -77,32 +74,14 @@ def test_checkpoints_have_the_pairs_and_the_head_and_name_their_base(runs):
         for part in parts
         for matrix in "ab"
     }
+    head = {"backbone.head.weight", "backbone.head.bias"}
     for weights in (last["model"], last["ema"], best["model"]):
-        assert weights.keys() == pairs | {"backbone.head.weight", "backbone.head.bias"}
+        assert weights.keys() == pairs | base.keys()
+        assert all(weights[name].equal(value) for name, value in base.items() if name not in head)
     assert len(last["optimizer"]["state"]) == len(pairs) + 2
-    assert last["lora"] == best["lora"]
-    assert last["lora"]["base"]["source"] == str(runs / "base.pth") and last["lora"]["rank"] == 2
-    sizes = [(runs / "run" / name).stat().st_size for name in ("best.pth", "last.pth")]
-    assert max(sizes) < (runs / "base.pth").stat().st_size
+    assert last["lora"] == best["lora"] == {"rank": 2, "alpha": 2.0}
     console = (runs / "run" / "console.txt").read_text()
     assert "LoRA: 768 trainable parameters of rank 2 in 4 layers, 198 trained in full, 32,224 frozen" in console
-
-
-def test_of_a_run_without_labels_the_base_is_the_backbone_that_it_has_trained(tmp_path):
-    spec = dict(type="ViT", image_size=32, patch_size=8, d_model=32, depth=1, num_heads=2)
-    config = json.dumps({"model": {"type": "PretrainingModel", "backbone": spec}})
-    best, newest = (PretrainingModel(spec) for _ in range(2))
-    save_checkpoint(tmp_path / "best.pth", {"model": best.state_dict(), "config": config})
-    save_checkpoint(tmp_path / "backbone.pth", {"model": newest.backbone.state_dict(), "config": config})
-    model = MODELS.build(dict(type="Classifier", backbone=spec), num_classes=3)
-    lora = LoRARun(model, dict(layers="backbone.*qkv"), tmp_path / "best.pth")
-    load_initial_weights(model, {}, tmp_path / "best.pth", ["a", "b", "c"])
-    lora.begin(model)
-    assert lora.about["base"]["source"] == str(tmp_path / "backbone.pth") and lora.about["base"]["part"] == "backbone"
-    again = MODELS.build(dict(type="Classifier", backbone=spec), num_classes=3)
-    load_base(again, lora.about["base"], "last.pth")
-    assert again.backbone.cls_token.equal(model.backbone.cls_token)
-    assert again.backbone.cls_token.equal(newest.backbone.cls_token)
 
 
 def test_loaded_run_has_the_merged_weights_everywhere(runs, tmp_path):
@@ -122,46 +101,29 @@ def test_loaded_run_has_the_merged_weights_everywhere(runs, tmp_path):
     assert vitkit.test(tmp_path / "tested", device="cpu").metrics["top1"] == best_top1
     vitkit.convert(runs / "run", tmp_path / "merged.pth")
     assert logits(vitkit.load(tmp_path / "merged.pth")).equal(logits(loaded))
-    with pytest.raises(
-        CheckpointError, match=r"best\.pth: has only what LoRA trained on .*base\.pth\. Write the merged"
-    ):
-        average([runs / "run" / "best.pth"])
+    assert average([runs / "run" / "best.pth"])["model"].keys() == base["model"].keys()
     assert average([tmp_path / "merged.pth"])["model"].keys() == base["model"].keys()
 
 
-def test_base_that_is_missing_or_differs_is_an_error_that_names_both(runs, tmp_path):
-    moved = tmp_path / "moved"
-    shutil.copytree(runs / "run", moved)
-    checkpoint = read_checkpoint(moved / "best.pth")
-    checkpoint["lora"]["base"]["source"] = str(tmp_path / "weights.pth")
-    save_checkpoint(moved / "best.pth", checkpoint)
+def test_file_without_the_weights_of_an_updated_layer_is_an_error(runs, tmp_path):
+    checkpoint = read_checkpoint(runs / "run" / "best.pth")
+    del checkpoint["model"]["backbone.blocks.1.attn.qkv.weight"]
+    save_checkpoint(tmp_path / "best.pth", checkpoint)
+    model = MODELS.build(load_config(runs / "lora.py")["model"], num_classes=6)
     with pytest.raises(
-        CheckpointError, match=r"moved/best\.pth: has only what LoRA trained.*weights\.pth, cannot be read"
+        CheckpointError, match=r"best\.pth: has an update \(96, 32\) of backbone\.blocks\.1\.attn\.qkv and"
     ):
-        vitkit.load(moved)
-    shutil.copy(runs / "base.pth", moved / "weights.pth")  # beside the checkpoint
-    assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
-    shutil.copy(runs / "run" / "last.pth", tmp_path / "weights.pth")
-    # The base of a run's folder is called best.pth, too.
-    (moved / "weights.pth").rename(moved / "base.pth")
-    assert logits(vitkit.load(moved)).equal(logits(vitkit.load(runs / "run")))
-    (moved / "base.pth").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"moved/best\.pth: was trained with LoRA on other weights than those of .*weights"
-    ):
-        vitkit.load(moved)
+        load_weights(model, tmp_path / "best.pth")
 
 
 def test_other_model_than_the_trained_one_is_an_error(runs):
     spec = load_config(runs / "lora.py")["model"]
     spec["backbone"]["depth"] = 1
-    with pytest.raises(
-        CheckpointError, match=r"best\.pth: updates backbone\.blocks\.1.*but the model has no such layer"
-    ):
+    with pytest.raises(CheckpointError, match=r"best\.pth does not fit[\s\S]*unexpected.*backbone\.blocks\.1"):
         load_weights(MODELS.build(spec, num_classes=6), runs / "run" / "best.pth")
 
 
-def test_model_with_layers_that_neither_file_has_is_an_error(runs):
+def test_model_with_layers_that_the_file_lacks_is_an_error(runs):
     spec = load_config(runs / "lora.py")["model"]
     spec["backbone"]["depth"] = 3
     with pytest.raises(CheckpointError, match=r"best\.pth does not fit.*[\s\S]*missing.*backbone\.blocks\.2"):
@@ -190,10 +152,6 @@ def test_resumed_run_is_equal_to_the_last_bit_and_a_run_starts_from_another(runs
         optimizer=dict(lr=1e-9),
     )
     torch.testing.assert_close(logits(chain.load()), logits(vitkit.load(parts)), rtol=1e-4, atol=1e-5)
-    before = logits(chain.load())
-    assert os.path.samefile(runs / "chain" / "base.pth", parts / "best.pth")
-    save_checkpoint(parts / "best.pth", read_checkpoint(parts / "last.pth"))  # as the run does that goes on
-    assert logits(chain.load()).equal(before)
     vitkit.train(resume=runs / "chain", device="cpu")
 
 
@@ -204,9 +162,7 @@ def test_pretrained_backbone_is_the_base_of_a_run_without_other_weights(runs):
     model = dict(backbone=dict(pretrained=str(runs / "backbone.pth")))
     run = vitkit.train(runs / "lora.py", run_dir=runs / "pretrained", device="cpu", model=model, train=dict(epochs=1))
     saved = read_checkpoint(run.path / "last.pth")
-    assert saved["lora"]["base"]["part"] == "backbone"
-    # What is as it was constructed, such as biases of zero, may not be in the base.
-    assert "backbone.blocks.0.attn.qkv.bias" in saved["model"] and "backbone.pos_embed" not in saved["model"]
+    assert saved["model"]["backbone.pos_embed"].equal(state["pos_embed"])
     assert run.load().model.backbone.blocks[0].mlp.fc1.weight.equal(state["blocks.0.mlp.fc1.weight"])
 
 
@@ -214,9 +170,17 @@ def test_random_base_and_shards_are_errors(runs):
     with pytest.raises(ConfigError, match=r"train\.lora: the frozen weights would be random\. Start from weights"):
         vitkit.train(runs / "lora.py", run_dir=runs / "random", device="cpu")
     with pytest.raises(
-        ConfigError, match=r"train\.lora: checkpoints leave out the frozen weights.*train\.strategy=ddp"
+        ConfigError, match=r"train\.lora: the layers of a sharded model cannot be updated.*train\.strategy=ddp"
     ):
         TrainSettings(epochs=1, strategy="fsdp", lora=dict(layers="*"))
+
+
+def test_frozen_part_that_stays_random_is_warned_of(runs, caplog):
+    model = MODELS.build(load_config(runs / "lora.py")["model"], num_classes=3)
+    run = LoRARun(model, dict(layers="backbone.*qkv", train="backbone.norm"))
+    torch.nn.init.normal_(model.backbone.pos_embed)
+    run.check_start(model)
+    assert "frozen but not in the weights that the run starts from" in caplog.text and "train.lora.train" in caplog.text
 
 
 def test_return_to_the_best_weights_keeps_the_base(runs):
@@ -241,4 +205,4 @@ def test_pretraining_has_no_lora():
     backbone = dict(type="ViT", image_size=32, patch_size=8, d_model=32, depth=1, num_heads=2)
     model = PretrainingModel(backbone)
     with pytest.raises(ConfigError, match=r"train\.lora: PretrainingModel trains a backbone for other models"):
-        LoRARun(model, dict(layers="*qkv"), None)
+        LoRARun(model, dict(layers="*qkv"))

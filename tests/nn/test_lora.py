@@ -13,11 +13,11 @@ from vitkit import load
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.nn.lora import LoRA, LoRAConv2d, LoRALinear, base_entries
+from vitkit.nn.lora import LoRA, LoRAConv2d, LoRALinear
 from vitkit.nn.transformer import FeedForward
 from vitkit.registry import BACKBONES, MODELS
 from vitkit.seq2seq.incremental import CachedAttention
-from vitkit.weights.lora import merge
+from vitkit.weights.lora import merge_pairs
 
 VIT = dict(type="ViT", pretrained=False, **SMALL)
 
@@ -124,9 +124,8 @@ def test_joint_projections_of_attention_are_updated_too(attention):
     layer(x, x, x).sum().backward()
     names = {f"self_attn.{name}.{matrix}" for name in ("lora.q", "lora.v", "out_proj.lora.whole") for matrix in "ab"}
     assert {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()} == names
-    checkpoint = {"model": model.state_dict(), "lora": {"rank": 2, "alpha": 2.0}}
     merged = copy.deepcopy(base)
-    merged.load_state_dict(merge(base.state_dict(), checkpoint, "last.pth")["model"])
+    merged.load_state_dict(merge_pairs(model.state_dict(), {"rank": 2, "alpha": 2.0}, "last.pth"))
     torch.testing.assert_close(layer(x, x, x), merged.self_attn(x, x, x))
     update = layer.lora["v"].b @ layer.lora["v"].a
     torch.testing.assert_close(merged.self_attn.in_proj_weight[16:] - base.self_attn.in_proj_weight[16:], update)
@@ -153,10 +152,8 @@ def test_trained_are_the_pairs_the_heads_and_what_is_named():
     trained = lora.trained_names(model)
     lora.add_to(model)
     assert trained == {"backbone.head.weight", "backbone.head.bias"}
-    kept = model.state_dict().keys() - base_entries(model, trained)
     pairs = {f"backbone.blocks.{i}.attn.qkv.lora.{part}.{m}" for i in range(3) for part in "qv" for m in "ab"}
-    assert kept == trained | pairs
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == kept
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == trained | pairs
     parts = {name.split(".")[1] for name in LoRA(layers="*", train="backbone.norm|head").trained_names(classifier())}
     assert parts == {"norm", "head"}
 

@@ -7,7 +7,7 @@ import random
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import lru_cache
@@ -29,7 +29,6 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.weights.contents import PIXELS
-from vitkit.weights.lora import BESIDE
 from vitkit.weights.names import BACKBONE_WEIGHTS
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
@@ -89,8 +88,6 @@ class RunCheckpoints:
     """The criterion's meters; every rank has its own sums."""
     saved_with: Mapping[str, Any]
     """Plain values to store in every checkpoint."""
-    left_out: Collection[str] = ()
-    """Entries of the weights, and of their average, that are not saved: training does not change them."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Plain values that evaluations change; resuming restores them."""
     keep: int
@@ -124,8 +121,6 @@ class RunCheckpoints:
             return
         model = self.parts["model"]
         weights = _num_bytes([*model.parameters(), *model.buffers()])
-        if self.left_out:
-            weights -= _num_bytes(value for name, value in model.state_dict().items() if name in self.left_out)
         # The first checkpoint is smaller than the later ones, as the optimizer has no state yet.
         state = optimizer_state_bytes(self.parts["optimizer"])
         full = weights + state + (weights if "ema" in self.parts else 0)
@@ -233,8 +228,6 @@ class RunCheckpoints:
         All ranks must call it."""
         model = self.parts["model"]
         state = {name: state_of(part, model, full=full) for name, part in parts.items()}
-        for name in _WEIGHTS & state.keys() if self.left_out else ():
-            state[name] = {key: value for key, value in state[name].items() if key not in self.left_out}
         if full:
             return state
         return write_shards(broadcast_object(_free_folder(self.run_dir, step) if is_main() else None), state)
@@ -303,16 +296,7 @@ class RunCheckpoints:
         in_shards = "shards" in state and (name in _WEIGHTS or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
-        if name in _WEIGHTS:
-            stored = self.complete(stored)
         load_state(part, stored, model, full=not in_shards)
-
-    def complete(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return saved weights with those that are left out, which the model has."""
-        if not self.left_out:
-            return weights
-        own = self.parts["model"].state_dict()
-        return {**weights, **{name: own[name] for name in self.left_out}}
 
     def _load_per_rank(self, path: Path, state: Mapping[str, Any], same_for_any_ranks: bool) -> None:
         if not state["rng"] or not isinstance(state["rng"], list):
@@ -417,7 +401,7 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 def _size_of_checkpoints(folder: Path) -> int:
     """Return the bytes of a resumed run's checkpoints, which new ones will replace; hard links count once."""
     paths = [path for pattern in ("*.pth*", "*.shards*/*") for path in folder.glob(pattern)]
-    files = [path.stat() for path in paths if path.is_file() and path.name != BESIDE]  # which stays
+    files = [path.stat() for path in paths if path.is_file()]
     return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
 
 

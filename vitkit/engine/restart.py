@@ -77,4 +77,4 @@ def _best_weights(run: TrainRun) -> Mapping[str, Tensor] | None:
             "Resume from a later checkpoint, or with train.restart_epoch=none."
         )
     print_line(f"epoch {epoch + 1} continues from the weights of epoch {best_epoch}, the best so far")
-    return run.checkpoints.complete(best["model"])
+    return best["model"]

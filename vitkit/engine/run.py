@@ -1,6 +1,6 @@
 """The parts that a training run is made of, shared by the trainer, its steps and all hooks."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,6 @@ class TrainRun:
     run_dir: Path
     saved_with: Mapping[str, Any] = field(default_factory=dict)
     """Plain values to store in every checkpoint (config, classes)."""
-    left_out: Collection[str] = ()
-    """Entries of the weights that checkpoints leave out, see `vitkit.engine.lora`."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Plain values that evaluations determine, stored in every later checkpoint (score thresholds, image sizes)."""
     owns_folder: Callable[[], bool] = lambda: True
@@ -73,7 +71,6 @@ class TrainRun:
             },
             meters=self.meters,
             saved_with=self.saved_with,
-            left_out=self.left_out,
             measured=self.measured,
             keep=self.settings.keep_checkpoints,
             device=self.device,

@@ -112,9 +112,8 @@ class TrainSettings:
             LoRA(**self.lora)
             if self.strategy == "fsdp":
                 raise ConfigError(
-                    "train.lora: checkpoints leave out the frozen weights, which those of a sharded model cannot. Use "
-                    "train.strategy=ddp: frozen weights have no gradients and no optimizer state, so they need little "
-                    "memory."
+                    "train.lora: the layers of a sharded model cannot be updated. Use train.strategy=ddp: frozen "
+                    "weights have no gradients and no optimizer state, so they need little memory."
                 )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")

@@ -58,7 +58,6 @@ from vitkit.text_format import pluralize
 from vitkit.visualization.curves import plot_training
 from vitkit.weights import find_weights
 from vitkit.weights.contents import LORA
-from vitkit.weights.lora import Base, keep_base
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -109,8 +108,7 @@ def run_training(
             report_changes(folder.path, saved, config)
         run, validate = build_run(config, folder, device, init=init, partial_init=partial_init)
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
-        base = run.saved_with.get(LORA, {}).get("base")
-        on_start = partial(prepare_run_dir, folder.path, config, device, base=base, launches=launches, console=console)
+        on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
             fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start, hooks=hooks)
         except Interrupted as interrupted:
@@ -184,18 +182,16 @@ def build_run(
         if source := build.add_teacher(model, metadata.get("classes")):
             logger.info("teacher: weights from %s", source)
         metadata |= build.check_teacher(model, folder.checkpoint, source)
-    lora = None if settings.lora is None else LoRARun(model, settings.lora, init)
+    lora = None if settings.lora is None else LoRARun(model, settings.lora)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
         if lora is not None:
-            lora.begin(model)
+            lora.check_start(model)
         if data.cache_features is not None:
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
         build.measure_teacher(model.to(device), loader, data.batch_size_per_gpu)
-    elif lora is not None:
-        lora.resume(model, folder.checkpoint)
     model, model_to_average = build.prepare_model(model, settings, device, lora)
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
@@ -216,7 +212,6 @@ def build_run(
         device=device,
         run_dir=folder.path,
         saved_with={"config": json.dumps(config), **metadata, **({} if lora is None else {LORA: lora.about})},
-        left_out=() if lora is None else lora.left_out,
         owns_folder=folder.is_mine,
         model_to_average=model_to_average,
     )
@@ -257,24 +252,15 @@ def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: 
 
 
 def prepare_run_dir(
-    run_dir: Path,
-    config: Config,
-    device: torch.device,
-    *,
-    base: Base | None,
-    launches: Sequence[Launch],
-    console: ConsoleCopy,
+    run_dir: Path, config: Config, device: torch.device, *, launches: Sequence[Launch], console: ConsoleCopy
 ) -> None:
-    """Write the config, the launch command and the console output into the run's folder, from the main process, and
-    keep the base of LoRA."""
+    """Write the config, the launch command and the console output into the run's folder, from the main process."""
     if not is_main():
         return
     with writing_into(run_dir):
         mark_launch(run_dir, launches)
         save_config(config, run_dir / CONFIG_NAME)
         record_start(run_dir, device)
-        if base is not None:
-            keep_base(base, run_dir)
         console.begin(run_dir / CONSOLE_NAME)
 
 

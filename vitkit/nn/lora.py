@@ -149,18 +149,6 @@ class LoRA:
         return {name for name in names if not name.startswith(base) or name.startswith(heads)}
 
 
-def base_entries(model: nn.Module, trained: Iterable[str]) -> set[str]:
-    """Return the names of the entries of a model with pairs that training leaves as they are.
-
-    Args:
-        trained: the result of `LoRA.trained_names`.
-    """
-    trained, state = set(trained), model.state_dict()
-    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name for name in state if (name in frozen if name in parameters else name not in trained)}
-
-
 class LowRankPair(nn.Module):
     """The matrices A, random as in a new linear layer, and B, zero at first."""
 

@@ -11,7 +11,7 @@ In the order in which `load_weights` goes through them:
     tensors -> a model  loading.py: `load_weights` and its `LoadReport`; hidden_settings.py: what weights do not show
 
 Beside these, pretrained.py loads the weights that a model's backbone names, from sources.py, lora.py merges what LoRA
-trained into the weights that it was trained on, and writing.py saves checkpoints.
+trained into the weights of its layers, and writing.py saves checkpoints.
 """
 
 from vitkit.weights.contents import classes_of, state_dict_of

@@ -6,13 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
+from vitkit.weights.lora import merge_pairs
 
 PIXELS = "pixel_statistics"
 """Entry of a backbone trained without labels: the `mean` and `std` by which its pixels were normalized."""
 TEACHER = "teacher_fingerprint"
 """Entry of a checkpoint with a fingerprint of the frozen network that its model has learned from."""
 LORA = "lora"
-"""Entry of a checkpoint that leaves out the weights that LoRA froze: its rank, alpha and base."""
+"""Entry of a checkpoint of LoRA, whose weights have pairs: their rank and alpha."""
 
 _OF_DINO = {"backbone.cls_token", "head.last_layer.weight_v"}
 """Entries of DINO's or iBOT's teacher, of which a ViT's has the first and a ResNet's only the second."""
@@ -21,20 +22,15 @@ _OF_DINO = {"backbone.cls_token", "head.last_layer.weight_v"}
 def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[str] = ()) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
     "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
-    teacher's backbone.
+    teacher's backbone; what LoRA trained is merged into its layers.
 
     Args:
         name: name of the checkpoint, for errors.
         parts: names of state dicts; if it has them all, the result is their tensors, each with its part's name as
             prefix.
     Raises:
-        CheckpointError: it contains no tensors, or only those that LoRA trained.
+        CheckpointError: it contains no tensors, or LoRA trained layers whose weights are missing.
     """
-    if is_of_lora(checkpoint):
-        raise CheckpointError(
-            f"{name}: has only what LoRA trained on {checkpoint[LORA]['base']['source']}. Write the merged weights "
-            f"first: vitkit convert {name} --to vitkit --out merged.pth."
-        )
     if parts and all(isinstance(checkpoint.get(part), Mapping) for part in parts):
         states = {part: checkpoint[part] for part in parts}
         return {
@@ -58,13 +54,8 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[s
     if not tensors:
         keys = ", ".join(map(str, list(state)[:5])) + (", …" if len(state) > 5 else "")
         raise CheckpointError(f"{name}: contains no tensors (keys: {keys}). Expected a model's state dict.")
-    return tensors
-
-
-def is_of_lora(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has only what LoRA trained, and names the weights that it was trained on."""
     about = checkpoint.get(LORA)
-    return isinstance(about, Mapping) and "base" in about
+    return merge_pairs(tensors, about, name) if isinstance(about, Mapping) else tensors
 
 
 def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:

@@ -3,7 +3,6 @@
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,8 +15,7 @@ from vitkit.errors import CheckpointError
 from vitkit.protocols.backbone import Backbone
 from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
-from vitkit.weights import lora
-from vitkit.weights.contents import LORA, classes_of, is_of_lora, state_dict_of
+from vitkit.weights.contents import classes_of, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
 from vitkit.weights.names import fetch_weights
 from vitkit.weights.published import converters
@@ -148,10 +146,6 @@ def load_weights(
     else:
         path, zoo_name = fetch_weights(source)
         checkpoint, name = read_checkpoint(path), str(path)
-    if is_of_lora(checkpoint):
-        lacks = load_base(model, checkpoint[LORA]["base"], name)
-        base = {key: value for key, value in model.state_dict().items() if key not in lacks}
-        checkpoint = lora.merge(base, checkpoint, name)
     state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
 
     official = None
@@ -212,33 +206,6 @@ def load_weights(
             "earlier checkpoint."
         )
     return report
-
-
-def load_base(model: nn.Module, base: lora.Base, name: str) -> set[str]:
-    """Load the weights that a checkpoint was trained on with LoRA; return what of the model's weights they lack, which
-    a checkpoint of the same model has.
-
-    Args:
-        base: what the checkpoint says about them.
-        name: its name.
-    Raises:
-        CheckpointError: they are missing, differ from those of the training, or do not fit the model.
-    """
-    weights = lora.find_base(base, name)
-    part = child(model, base["part"]) if base["part"] else model
-    if part is None:
-        raise CheckpointError(
-            f"{name}: was trained on weights of a {base['part']}, which {type(model).__name__} lacks."
-        )
-    whole, prefix = not base["part"], f"{base['part']}." if base["part"] else ""
-    with nullcontext() if whole else getattr(part, "completing_state", nullcontext)():
-        report = load_weights(part, weights, new_class_head=True, strict=False, partial=whole)
-    lacks = {f"{prefix}{key}" for key in (*report.missing, *report.misshapen)}
-    return {
-        key
-        for key, value in model.state_dict().items()
-        if value.is_floating_point() and (key in lacks or not key.startswith(prefix))
-    }
 
 
 def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
