@@ -1,14 +1,11 @@
 """Published models: the index of their weights, and converters from and to other projects' key names."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import CheckpointError
-from vitkit.weights.download import fetch_file
-
-_FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent
+"""The folder of the index, and of the weights that are part of the package."""
 
 
 def index() -> dict[str, dict[str, Any]]:
@@ -16,7 +13,7 @@ def index() -> dict[str, dict[str, Any]]:
 
     A URL without "https:" is a file in the package, beside the index.
     """
-    return json.loads((_FOLDER / "index.json").read_text(encoding="utf-8"))
+    return json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
 
 
 def names() -> list[str]:
@@ -43,7 +40,7 @@ def _other_names() -> dict[str, str]:
 
 def unpublished() -> dict[str, str]:
     """Return the configs without an entry in the index: name -> why there is no published file."""
-    return json.loads((_FOLDER / "unpublished.json").read_text(encoding="utf-8"))
+    return json.loads((FOLDER / "unpublished.json").read_text(encoding="utf-8"))
 
 
 def published_name(path: str | Path) -> str | None:
@@ -60,30 +57,3 @@ def is_packaged(name: str) -> bool:
     """Whether a name is that of a model in the index whose weights are part of the package."""
     entry = index().get(name)
     return entry is not None and "://" not in entry["url"]
-
-
-def _packaged_file(entry: dict[str, Any]) -> Path:
-    path = _FOLDER / entry["url"]
-    remedy = "Install vitkit again (pip install --force-reinstall), or get the file from its sources."
-    if not path.is_file():
-        raise CheckpointError(f"{path}: is missing, although it is part of vitkit. {remedy}")
-    algorithm, _, expected = entry["checksum"].partition(":")
-    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()
-    if not digest.startswith(expected):
-        raise CheckpointError(f"{path}: {algorithm} begins {digest[: len(expected)]}, expected {expected}. {remedy}")
-    return path
-
-
-def published_weights(name: str) -> Path:
-    """Return the file with the weights of a model in the index, downloaded unless it is in the package or the cache.
-
-    Args:
-        name: see `listed_name`.
-
-    Raises:
-        CheckpointError: the URL cannot be reached, or the file is damaged.
-    """
-    entry = index()[listed_name(name) or name]
-    if is_packaged(name):
-        return _packaged_file(entry)
-    return fetch_file(entry["url"], checksum=entry["checksum"], name=entry.get("file"))

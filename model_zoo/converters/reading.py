@@ -1,9 +1,7 @@
 """Convert the key names of official checkpoints to vitkit's, as `vitkit.load_weights` does."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +10,6 @@ from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
 from vitkit.model_zoo.converters.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
 from vitkit.model_zoo.converters.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
-from vitkit.weights import classes_of
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
@@ -118,17 +115,13 @@ def _all_heads_have(state: State, rows: Sequence[int]) -> bool:
     return bool(heads) and all(isinstance(head, Tensor) and head.ndim > 0 and len(head) in rows for head in heads)
 
 
-def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | None) -> str | None:
-    """Describe the model and the classes of a checkpoint, for error messages; None if they are unknown.
+def describe(state: State, converter: Format) -> str:
+    """Describe the model and the classes of an official checkpoint, for error messages.
 
     Args:
-        checkpoint: the stored checkpoint.
         state: its tensors, under the stored names.
-        converter: the converter of its official format, if it has one.
+        converter: the converter of its format.
     """
-    run = _describe_run(checkpoint)
-    if run or converter is None:
-        return run
     name = re.compile(r"(?:^|\.)(?:class_embed|dec_score_head)\.(?:\d+\.)?weight$")
     head = next((value for key, value in state.items() if name.search(key)), None)
     if head is None or head.ndim == 0:
@@ -136,13 +129,3 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | No
     num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # those have no row for "no object"
     dataset = _DATASETS_BY_CLASSES.get(num_classes)
     return f"{converter.name} with {num_classes} classes{f' ({dataset})' if dataset else ''}"
-
-
-def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
-    try:
-        model = json.loads(checkpoint["config"])["model"]
-        kind, tasks, classes = model["type"], model.get("tasks"), classes_of(checkpoint, "checkpoint") or ()
-        task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # a state dict, a file of another project, or a damaged one
-    return f"a run of {kind}{task}" + (f" on {len(classes)} classes" if classes else "")

@@ -111,7 +111,7 @@ def test_a_listed_model_is_downloaded_from_its_url(tmp_path, monkeypatch):
         asked.update(url=url, checksum=checksum, name=name)
         raise CheckpointError("offline")
 
-    monkeypatch.setattr("vitkit.model_zoo.fetch_file", fetch_file)
+    monkeypatch.setattr("vitkit.weights.published.fetch_file", fetch_file)
     with pytest.raises(CheckpointError, match="offline"):
         vitkit.load("mask2former_r50_coco_instance")
     assert asked["url"].endswith("coco/instance/maskformer2_R50_bs16_50ep/model_final_3c8ec9.pkl")
@@ -153,7 +153,7 @@ def test_coco_may_be_left_out_or_added_at_the_end_of_a_name(monkeypatch):
     found = find_model("dfine_s")
     assert found.weights == "dfine_s_coco" and found.config["model"]["type"] == "DFINE"
     asked = []
-    monkeypatch.setattr("vitkit.model_zoo.fetch_file", lambda url, **_: asked.append(url) or 1 / 0)
+    monkeypatch.setattr("vitkit.weights.published.fetch_file", lambda url, **_: asked.append(url) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         vitkit.load("dfine_s")
     assert asked == ["https://github.com/Peterande/storage/releases/download/dfinev1.0/dfine_s_coco.pth"]

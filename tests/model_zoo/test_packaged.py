@@ -91,7 +91,7 @@ def test_all_models_together_are_at_most_12_mb():
 
 
 def test_missing_or_damaged_package_data_is_a_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_zoo, "_FOLDER", tmp_path)
+    monkeypatch.setattr(model_zoo, "FOLDER", tmp_path)
     shutil.copy(ROOT / "model_zoo/index.json", tmp_path)
     with pytest.raises(CheckpointError, match="shapes_dino-.* is missing, although it is part of vitkit. Install"):
         vitkit.load("shapes_dino")

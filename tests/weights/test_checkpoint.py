@@ -183,7 +183,7 @@ def test_a_name_of_the_model_zoo_is_fetched_from_its_url(monkeypatch, tmp_path):
         asked.append((url, checksum))
         return tmp_path / "published.pth"
 
-    monkeypatch.setattr("vitkit.model_zoo.fetch_file", fetch)
+    monkeypatch.setattr("vitkit.weights.published.fetch_file", fetch)
     other = TinyDetector()
     load_weights(other, "detr_r50")
     assert torch.equal(other.body.weight, model.body.weight)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit import load_config, model_zoo
+from vitkit import load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_weights, names
 
 
 def dfine(**head):
@@ -141,7 +141,7 @@ def test_dilation_is_known_from_official_settings(models):
 
 def test_dilation_is_known_from_the_model_zoo_name(models, monkeypatch, tmp_path):
     torch.save({"model": models[True].state_dict()}, tmp_path / "weights.pth")
-    monkeypatch.setattr(model_zoo, "published_weights", lambda name: tmp_path / "weights.pth")
+    monkeypatch.setattr(names, "published_weights", lambda name: tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=other(True)):
         load_weights(models[False], "detr_r50_dc5")
     with pytest.raises(CheckpointError, match=other(False)):

@@ -15,6 +15,7 @@ from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
+from vitkit import model_zoo
 from vitkit.config.check import COMMAND_LINE, find_issues, raise_if_any
 from vitkit.config.local_imports import folder_of, importable
 from vitkit.config.names import CONFIG_SUFFIXES, ConfigSource, config_names, family_names, find_config
@@ -179,10 +180,8 @@ def _not_found(path: Path) -> ConfigError:
             f"run.{remedy}"
         )
     if path.suffix not in CONFIG_SUFFIXES:
-        # The model zoo stands above this room, so it is imported by its name, and only for this message.
-        zoo = importlib.import_module("vitkit.model_zoo")
-        if listed := zoo.listed_name(str(path)):
-            config = zoo.index()[listed]["config"]
+        if listed := model_zoo.listed_name(str(path)):
+            config = model_zoo.index()[listed]["config"]
             return ConfigError(
                 f"no config file {str(path)!r}: that is a trained model of the zoo. Its config is {config!r}; "
                 f"`vitkit train {config} --init {path}` starts from its weights."

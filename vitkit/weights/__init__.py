@@ -7,7 +7,7 @@ In the order in which `load_weights` goes through them:
     a file -> tensors   reading.py: checkpoints; array_files.py: .npz and .pkl; sharded.py: a folder written by ranks;
                         transformers_folder.py: that library's files, with the tokens in marian.py and
                         tokenizer_files.py; contents.py: the tensors and classes in what was read
-    official key names  vitkit.model_zoo.converters, through published.py
+    official key names  vitkit.model_zoo.converters
     tensors -> a model  loading.py: `load_weights` and its `LoadReport`; hidden_settings.py: what weights do not show
 
 Beside these, pretrained.py loads the weights that a model's backbone names, from sources.py, lora.py merges what LoRA

@@ -1,5 +1,6 @@
 """What a checkpoint holds: its tensors, without the wrappers of other projects, and the classes that it states."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,3 +74,14 @@ def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
         text = " ".join(str(classes).split())  # a tensor's has several lines
         raise CheckpointError(f"{name}: its classes are {text:.100}; expected a list of names.")
     return list(classes)
+
+
+def describe_run(checkpoint: Mapping[str, Any]) -> str | None:
+    """Describe the run that wrote a checkpoint, for error messages; None for other files."""
+    try:
+        model = json.loads(checkpoint["config"])["model"]
+        kind, tasks, classes = model["type"], model.get("tasks"), classes_of(checkpoint, "checkpoint") or ()
+        task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # a state dict, a file of another project, or a damaged one
+    return f"a run of {kind}{task}" + (f" on {len(classes)} classes" if classes else "")

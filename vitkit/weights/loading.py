@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
+from vitkit.model_zoo import converters
 from vitkit.protocols.backbone import Backbone
 from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
-from vitkit.weights.contents import classes_of, state_dict_of
+from vitkit.weights.contents import classes_of, describe_run, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
 from vitkit.weights.names import fetch_weights
-from vitkit.weights.published import converters
 from vitkit.weights.reading import read_checkpoint
 
 logger = logging.getLogger("vitkit")
@@ -150,7 +150,7 @@ def load_weights(
 
     official = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):
-        state, official = converters().convert_official(state, model, classes)
+        state, official = converters.convert_official(state, model, classes)
     report = LoadReport(name, official and official.name)
     for prefix, module in model.named_modules():
         if isinstance(module, AdaptsState):
@@ -159,7 +159,7 @@ def load_weights(
 
     if not partial and not _is_of_another_model(state, expected):
         _check_variant(name, model, state, expected)
-    origin = converters().describe(checkpoint, stored, official)
+    origin = describe_run(checkpoint) or (official and converters.describe(stored, official))
     if strict and not partial and _is_of_another_model(state, expected):
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))

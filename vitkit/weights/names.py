@@ -4,11 +4,12 @@ from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import NamedTuple
 
+from vitkit import model_zoo
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, find_config
 from vitkit.errors import ConfigError
 from vitkit.registry import unknown
 from vitkit.weights.hub import fetch_repository, is_hub_name
-from vitkit.weights.published import model_zoo
+from vitkit.weights.published import published_weights
 from vitkit.weights.transformers_folder import is_transformers_folder
 
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
@@ -38,11 +39,10 @@ def fetch_weights(source: str | Path) -> LocalWeights:
     """
     if is_hub_name(source):
         return LocalWeights(fetch_repository(source), None)
-    zoo = model_zoo()
-    listed = None if not isinstance(source, str) or exists(source) else zoo.listed_name(source)
+    listed = None if not isinstance(source, str) or exists(source) else model_zoo.listed_name(source)
     if listed is not None:
-        return LocalWeights(zoo.published_weights(listed), listed)
-    return LocalWeights(source, zoo.published_name(source))
+        return LocalWeights(published_weights(listed), listed)
+    return LocalWeights(source, model_zoo.published_name(source))
 
 
 def find_weights(source: str | Path) -> str | Path:
@@ -67,20 +67,18 @@ def find_weights(source: str | Path) -> str | Path:
         return fetch_repository(source)
     if isdir(path):
         return path if is_transformers_folder(path) else run_weights(path)
-    zoo = model_zoo()
-    if listed := zoo.listed_name(name):
+    if listed := model_zoo.listed_name(name):
         return packaged_or_name(listed)
     if path.suffix in CONFIG_SUFFIXES or find_config(name) is not None:
         raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
     message = f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint"
-    raise ConfigError(unknown(name, zoo.index(), message))
+    raise ConfigError(unknown(name, model_zoo.index(), message))
 
 
 def packaged_or_name(weights: str | Path) -> str | Path:
     """Return the file of a name of the model zoo if it is in the package, as it also has classes and vocabularies;
     other weights are returned as they are."""
-    zoo = model_zoo()
-    return zoo.published_weights(str(weights)) if zoo.is_packaged(str(weights)) else weights
+    return published_weights(str(weights)) if model_zoo.is_packaged(str(weights)) else weights
 
 
 def backbone_weights(folder: Path) -> Path:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from vitkit import model_zoo
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 from vitkit.weights.array_files import SAFE_GLOBALS, read_arrays, read_pickled_arrays
-from vitkit.weights.published import model_zoo
 from vitkit.weights.transformers_folder import (
     INDEX_SUFFIX,
     is_transformers_folder,
@@ -116,7 +116,7 @@ def _check_exists(path: Path) -> None:
     names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
     others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
     # Only `load_weights` takes names, and has looked there.
-    is_name = str(path) in model_zoo().names()
+    is_name = str(path) in model_zoo.names()
     zoo = (
         "only a name in model_zoo/index.json; expected a file"
         if is_name
