@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.backbones.base import check_feature_info, keep_features
+from vitkit.backbones.base import check_feature_info
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, pixel_statistics
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import MODELS
 from vitkit.structures import FeatureInfo
 from vitkit.text.vocabulary import Vocabulary
@@ -275,8 +276,13 @@ def test_what_a_users_own_backbone_may_leave_out_has_a_default():
     backbone = Patches()
     assert pixel_statistics(backbone) == dict(mean=IMAGENET_MEAN, std=IMAGENET_STD)
     assert load_pretrained(backbone) is None
-    keep_features(backbone, ["fine"])
+    stated = with_defaults(backbone, Backbone)
+    stated.keep_features(["fine"])
     assert list(backbone(torch.zeros(1, 3, 32, 32))) == ["fine", "coarse"]
+    assert stated.feature_info is backbone.feature_info
+    assert (stated.patch_size, stated.block_names(), stated.optional_weights) == (None, None, ())
+    with pytest.raises(AttributeError, match="pixel_men"):
+        _ = stated.pixel_men
 
     class Offers(Patches):
         pixel_mean, pixel_std = (0.5,) * 3, (0.25,) * 3
@@ -290,7 +296,7 @@ def test_what_a_users_own_backbone_may_leave_out_has_a_default():
     backbone = Offers()
     assert pixel_statistics(backbone) == dict(mean=(0.5,) * 3, std=(0.25,) * 3)
     assert load_pretrained(backbone) == "a file"
-    keep_features(backbone, ["fine"])
+    with_defaults(backbone, Backbone).keep_features(["fine"])
     assert list(backbone(torch.zeros(1, 3, 32, 32))) == ["fine"]
 
 

@@ -4,7 +4,6 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, in_channels
-from vitkit.protocols.backbone import Backbone, BackboneFacts
+from vitkit.protocols.backbone import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -146,17 +145,7 @@ def check_feature_info(backbone: nn.Module) -> None:
         )
 
 
-# `Backbone` lists what a user's own backbone may leave out; models ask for it through these functions and, for its
-# pixels' channels, mean and standard deviation, those in `vitkit.ops.images`.
-
-
-def keep_features(backbone: Backbone, names: Iterable[str]) -> None:
-    """Let a backbone return only these maps from now on, if it can drop the others."""
-    if hasattr(backbone, "keep_features"):
-        backbone.keep_features(names)
-
-
-class BackboneBase(BackboneFacts, nn.Module):
+class BackboneBase(nn.Module, Backbone):
     """Base of vitkit's backbones: `backbone(images: (B, C, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
     Images are float, normalized, of any height and width not below the first map's stride. The maps are those in
@@ -187,22 +176,12 @@ class BackboneBase(BackboneFacts, nn.Module):
         ConfigError: see `choose_features` and `check_pixel_statistics`.
     """
 
-    class_head: tuple[str, ...] = ()
-    """Prefixes of a classifier's parameters whose size depends on `num_classes`."""
     classifier_parts: tuple[str, ...] = ()
     """Prefixes of a classifier's other parts that feature maps do not need, such as its last norm."""
     stage_pattern: str | None = None
     """Regular expression for the prefix of a stage's state dict entries; None if stages are never left out."""
-    optional_weights: tuple[str, ...] = ()
-    """Patterns ("*.rel_pos_h") of the state dict entries that pretrained weights may lack."""
     input_weight: str | None = None
     """Name of the weight of the first convolution; None if it only takes RGB."""
-
-    feature_info: dict[str, FeatureInfo]
-    """The maps that it returns, fine to coarse."""
-    frozen_stem: bool = False
-    hidden_settings: Mapping[str, Any] = MappingProxyType({})
-    """Arguments that the names and shapes of weights do not show, though the weights are wrong for another value."""
 
     def __init__(
         self,
@@ -240,10 +219,6 @@ class BackboneBase(BackboneFacts, nn.Module):
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the parts that may be frozen: the stem, then each stage."""
         return [[self.stem], *([layer] for layer in self.layers.values())]
-
-    def norm_of(self, feature: str) -> str | None:
-        """Return the name of the norm that is applied only to this feature, or None."""
-        return None
 
     def keep_features(self, names: Iterable[str]) -> None:
         """Return only these features from now on, and remove the parts that only other features need; a model calls

@@ -320,12 +320,12 @@ class MViT(BackboneBase):
 
     @property
     def has_class_token(self) -> bool:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         return self.class_token
 
     @property
     def num_frames(self) -> int | None:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         return self.grid[0] * FRAME_STRIDE if self.axes == 3 else None
 
     def norm_of(self, feature: str) -> str:

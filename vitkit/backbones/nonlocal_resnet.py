@@ -249,7 +249,7 @@ class ClipResNet(BackboneBase):
 
     @property
     def num_frames(self) -> int:
-        """See `BackboneFacts`: the frames of the papers' clips."""
+        """See `Backbone`: the frames of the papers' clips."""
         return 32 if self.paper_pooling else 8
 
     def forward(self, clips: Tensor) -> dict[str, Tensor] | Tensor:

@@ -134,12 +134,12 @@ class SpatialAdapter(BackboneBase):
 
     @property
     def patch_size(self) -> int:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         return self.vit.patch_size
 
     @property
     def has_class_token(self) -> bool:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         return self.vit.has_class_token
 
     def global_attention(self) -> list[nn.Module]:

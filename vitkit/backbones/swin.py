@@ -292,7 +292,7 @@ class Swin(BackboneBase):
 
     @property
     def window_depends_on_size(self) -> bool:
-        """See `BackboneFacts`; only a classifier's windows shrink."""
+        """See `Backbone`; only a classifier's windows shrink."""
         return self.is_classifier
 
     def norm_of(self, feature: str) -> str:

@@ -268,7 +268,7 @@ class TimeSformer(BackboneBase):
 
     @property
     def num_frames(self) -> int:
-        """See `BackboneFacts`; without positions in time, the paper's 8."""
+        """See `Backbone`; without positions in time, the paper's 8."""
         return 8 if self.time_embed is None else self.time_embed.shape[1]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:

@@ -119,14 +119,14 @@ class TimmBackbone(BackboneBase):
 
     @property
     def patch_size(self) -> int | None:
-        """See `BackboneFacts`: that of timm's plain vision transformers."""
+        """See `Backbone`: that of timm's plain vision transformers."""
         patches = [module.patch_size[0] for module in self.net.modules() if isinstance(module, PatchEmbed)]
         is_plain = any(isinstance(module, Attention | EvaAttention) for module in self.net.modules())
         return patches[0] if len(patches) == 1 and is_plain else None
 
     @property
     def has_class_token(self) -> bool:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         names = (name.rpartition(".")[2] for name, _ in self.net.named_parameters())
         return self.patch_size is not None and "cls_token" in names
 

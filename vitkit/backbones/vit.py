@@ -314,12 +314,12 @@ class ViT(BackboneBase):
 
     @property
     def patch_size(self) -> int:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         return self.patch_embed.patch_size
 
     @property
     def has_class_token(self) -> bool:
-        """See `BackboneFacts`."""
+        """See `Backbone`."""
         return self.cls_token is not None
 
     def global_attention(self) -> list[nn.Module]:

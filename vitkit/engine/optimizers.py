@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpointed_blocks
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.learning import LearnsFromItself
 from vitkit.protocols.model import child
 from vitkit.registry import OPTIMIZERS, nearest
@@ -222,8 +223,9 @@ def trained_backbone_name(model: nn.Module) -> str:
 def _block_names(model: nn.Module, inside: str) -> list[str]:
     """Return the names of the blocks below the prefix `inside`, in order."""
     backbone = child(model, "backbone")
-    if hasattr(backbone, "block_names"):
-        return [f"{inside}{name}" for name in backbone.block_names()]
+    names = None if backbone is None else with_defaults(backbone, Backbone).block_names()
+    if names is not None:
+        return [f"{inside}{name}" for name in names]
     blocks: list[str] = []
     for name in checkpointed_blocks(model):
         if name.startswith(inside) and not _below(name, blocks[-1:]):

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, keep_features
+from vitkit.backbones.base import check_feature_info
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.queries import QueryHead, run_with_training_queries
 from vitkit.ops.detections import BatchDetections, in_pixels
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pad_to_multiple, pixel_statistics
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, Neck, with_defaults
 from vitkit.protocols.model import AttentionLayers, Model, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import Detections, DetectionTarget
@@ -32,7 +32,7 @@ class ModelOnBackbone(Model):
 
     def attention_layers(self) -> AttentionLayers:
         """Return the attention of a plain transformer as backbone."""
-        return AttentionLayers(encoder=backbone_fact(self.backbone, "global_attention")())
+        return AttentionLayers(encoder=with_defaults(self.backbone, Backbone).global_attention())
 
 
 class DensePredictionModel(ModelOnBackbone):
@@ -84,9 +84,9 @@ class DensePredictionModel(ModelOnBackbone):
             )
         isolated = {"isolate_padding": True} if isolate_padding else {}
         self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info, **isolated)
-        in_features = getattr(self.neck, "in_features", None)
+        in_features = with_defaults(self.neck, Neck).in_features
         if in_features is not None and not self.needs_all_features:
-            keep_features(self.backbone, in_features)
+            with_defaults(self.backbone, Backbone).keep_features(in_features)
         sizes = {"num_classes": num_classes, "num_queries": num_queries}
         sizes = {name: size for name, size in sizes.items() if size is not None}
         self.head = HEADS.build(head, feature_info=self.neck.feature_info, **sizes)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import check_pixel_statistics, normalize_images, pixel_statistics
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES, MODELS, Spec
 
 
@@ -34,7 +35,7 @@ class Classifier(ModelOnBackbone):
         super().__init__()
         is_module = isinstance(backbone, nn.Module)
         self.backbone = backbone if is_module else BACKBONES.build(backbone, num_classes=num_classes)
-        self.class_head = tuple(f"backbone.{prefix}" for prefix in getattr(self.backbone, "class_head", ()))
+        self.class_head = tuple(f"backbone.{prefix}" for prefix in with_defaults(self.backbone, Backbone).class_head)
         """Prefixes of the parameters whose size depends on `num_classes`."""
         statistics = pixel_statistics(self.backbone)
         self.pixel_mean, self.pixel_std = check_pixel_statistics(

@@ -14,6 +14,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.models.pretraining import PretrainingModel, maps_and_features
 from vitkit.models.teacher import TaughtModel
 from vitkit.ops.images import in_channels, normalize_images, pixel_statistics
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES, MODELS, Spec
 from vitkit.structures import Batch
 
@@ -72,7 +73,7 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
             ConfigError: it is a classifier, takes images of other channels, or its `feature_info` does not match its
                 outputs.
         """
-        if getattr(network, "is_classifier", False):
+        if with_defaults(network, Backbone).is_classifier:
             raise ConfigError("the teacher is a classifier; expected a backbone of maps. Leave its num_classes out.")
         check_feature_info(network)
         if in_channels(network) != in_channels(self.backbone):
@@ -98,7 +99,7 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
         self.image_projection = nn.Linear(infos[coarsest].channels, info.channels)
         for name in infos.keys() - {*names, coarsest}:
             # A norm that nothing learns from gets no gradient, which DDP does not allow.
-            norm = self.backbone.norm_of(name) if hasattr(self.backbone, "norm_of") else None
+            norm = with_defaults(self.backbone, Backbone).norm_of(name)
             if norm is not None:
                 self.backbone.get_submodule(norm).requires_grad_(False)
 

@@ -7,6 +7,7 @@ from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError
 from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import normalize_images, pixel_statistics
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES, Spec
 
 
@@ -26,7 +27,7 @@ class PretrainingModel(ModelOnBackbone):
     def __init__(self, backbone: Spec | nn.Module):
         super().__init__()
         self.backbone = BACKBONES.build(backbone)
-        if getattr(self.backbone, "is_classifier", False):
+        if with_defaults(self.backbone, Backbone).is_classifier:
             raise ConfigError(
                 f"backbone {type(self.backbone).__name__} is a classifier; expected one that returns maps. Leave "
                 "backbone.num_classes out."

@@ -15,9 +15,10 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import init_linear, keep_features
+from vitkit.backbones.base import init_linear
 from vitkit.errors import ConfigError
 from vitkit.models.pretraining import PretrainingModel, pooled_features
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import MODELS, Spec
 
 
@@ -57,7 +58,7 @@ class SelfDistillation(PretrainingModel):
                 f"num_prototypes={num_prototypes}: expected at least 2, as with one every image has the same."
             )
         *_, (coarsest, info) = self.backbone.feature_info.items()
-        keep_features(self.backbone, [coarsest])  # the others would never get a gradient
+        with_defaults(self.backbone, Backbone).keep_features([coarsest])  # the others would never get a gradient
         self.head = ProjectionHead(
             info.channels,
             num_prototypes,

@@ -8,11 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols.backbone import Backbone
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Mean of R, G and B, with pixel values in 0..1; IMAGENET_STD is their standard deviation."""
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from vitkit.protocols.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, with_defaults
 
 
 def check_pixel_statistics(
@@ -41,7 +37,8 @@ def check_pixel_statistics(
 
 def pixel_statistics(backbone: nn.Module | Backbone) -> dict[str, Sequence[float]]:
     """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it specifies none."""
-    return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
+    stated = with_defaults(backbone, Backbone)
+    return dict(mean=stated.pixel_mean, std=stated.pixel_std)
 
 
 def in_channels(backbone: nn.Module | Backbone) -> int:

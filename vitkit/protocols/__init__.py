@@ -1,7 +1,7 @@
 """What each part must provide, a file for each kind of part.
 
-    backbone.py   `Backbone`
-    model.py      `Model`, and the `Neck` and `Head` that it consists of
+    backbone.py   `Backbone` and `Neck`, and `with_defaults`, which adds what a user's own leave out
+    model.py      `Model` and `Head`
     criterion.py  `Criterion`
     dataset.py    `Dataset` and `Loader`
     evaluator.py  `Evaluator`

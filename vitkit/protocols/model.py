@@ -1,4 +1,4 @@
-"""What models, and the necks and heads that they consist of, provide."""
+"""What models, and the heads that they predict with, provide."""
 
 import copy
 import logging
@@ -11,22 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.errors import ConfigError
-from vitkit.structures import FeatureInfo
 
 logger = logging.getLogger("vitkit")
-
-
-class Neck(Protocol):
-    """Turns a backbone's maps into those that a head reads; registered in NECKS, built with `feature_info`.
-
-    It may have `in_features`, the names of the backbone's maps that it reads. If its constructor has an argument
-    `isolate_padding`, a model sets it to True where padding must not affect the image; the neck must do so otherwise.
-    """
-
-    feature_info: Mapping[str, FeatureInfo]
-
-    def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> Mapping[str, Tensor]:
-        """Return the neck's maps; `padding_mask` is (B, H, W) bool at the size of the images, True = padding."""
 
 
 class Head(Protocol):
@@ -133,6 +119,8 @@ class Model(nn.Module):
     """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
     mask_multiple: int = 1
     """Its masks and maps cover the images of a batch padded to a multiple of this, in pixels."""
+    freeze_backbone: bool = False
+    """Whether its backbone is not trained."""
     has_fixed_features: bool = False
     """Whether a frozen network's features of an image never change, so that training may read them from a file; see
     `Captioner` and `FeatureDistillation`."""

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, keep_features
+from vitkit.backbones.base import check_feature_info
 from vitkit.errors import DataError
 from vitkit.models.base import ModelOnBackbone, network_key
 from vitkit.ops.images import normalize_images, pixel_statistics, resize_mask
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.structures import UNK
@@ -53,7 +54,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         check_feature_info(self.backbone)
         self.feature, info = list(self.backbone.feature_info.items())[-1]
         self.feature_channels = info.channels
-        keep_features(self.backbone, [self.feature])
+        with_defaults(self.backbone, Backbone).keep_features([self.feature])
         self.freeze_backbone = freeze_backbone
         if freeze_backbone:
             self.backbone.requires_grad_(False)

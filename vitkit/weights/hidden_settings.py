@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, parameters_of
 from vitkit.weights.published import load_published_config
@@ -79,7 +80,9 @@ def _differences(
     trained = _trained_spec(checkpoint, zoo_name)
     for part, registry in PARTS.items():
         module = child(model, part)
-        hidden = getattr(module, "hidden_settings", {})
+        if module is None:
+            continue
+        hidden = with_defaults(module, Backbone).hidden_settings
         arguments = checkpoint.get("args")  # argparse's of DETR's official code, which many other projects have as well
         if not trained and isinstance(arguments, Namespace):
             for key in hidden.keys() & vars(arguments).keys():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo import converters
-from vitkit.protocols.backbone import Backbone
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
 from vitkit.weights.contents import classes_of, describe_run, state_dict_of
@@ -177,10 +177,11 @@ def load_weights(
     new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
-    if hasattr(model, "entries_to_leave_out"):
-        state = _without_classifier(model, state, expected, report)
-    elif hasattr(child(model, "backbone"), "entries_to_leave_out"):
-        state = _without_unused_blocks(model.backbone, state, expected, report)
+    backbone = None if isinstance(model, Backbone) else child(model, "backbone")
+    if backbone is None:
+        state = _without_classifier(with_defaults(model, Backbone), state, expected, report)
+    else:
+        state = _without_unused_blocks(with_defaults(backbone, Backbone), state, expected, report)
 
     if partial:
         for key in [key for key in state if key in expected and state[key].shape != expected[key].shape]:

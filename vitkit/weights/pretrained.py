@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext
 from fnmatch import fnmatch
 from os.path import isdir, isfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from vitkit.errors import CheckpointError
 from vitkit.ops.images import pixel_statistics
-from vitkit.protocols.backbone import Backbone
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
 from vitkit.registry import BACKBONES
 from vitkit.weights.contents import PIXELS
@@ -38,22 +37,22 @@ def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | N
         ConfigError: there are no default weights.
         CheckpointError: the weights are not available, or are for another network.
     """
-    if hasattr(model, "load_pretrained"):
-        return model.load_pretrained()
-    if not hasattr(model, "pretrained_source"):
-        backbone = child(model, "backbone")
-        source = None if backbone is None else load_pretrained(backbone, new_class_head=new_class_head)
+    stated = with_defaults(model, Backbone)
+    if stated.load_pretrained is not None:
+        return stated.load_pretrained()
+    source, backbone = stated.pretrained_source(), child(model, "backbone")
+    if source is None and backbone is not None and not isinstance(model, Backbone):
+        source = load_pretrained(backbone, new_class_head=new_class_head)
         if source is not None and isinstance(model, Model):
             model.after_pretrained()
-        if source is None and getattr(model, "freeze_backbone", False):
+        if source is None and isinstance(model, Model) and model.freeze_backbone:
             logger.warning(
                 "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
                 "freeze_backbone=False."
             )
         return source
-    source = model.pretrained_source()
     if source is None:
-        _warn_if_frozen(model)
+        _warn_if_frozen(stated)
         return None
     load_backbone(model, source, new_class_head=new_class_head)
     return source.partition("#sha256=")[0]
@@ -61,7 +60,7 @@ def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | N
 
 def _warn_if_frozen(backbone: Backbone) -> None:
     remedies = {"frozen_stages": "frozen_stages=0", "frozen_stem": "frozen_stem=false"}
-    remedy = next((text for name, text in remedies.items() if getattr(backbone, name, False)), None)
+    remedy = next((text for name, text in remedies.items() if getattr(backbone, name)), None)
     if remedy is not None:
         logger.warning(
             "backbone: its first stages are random and frozen, so they never learn. To train without pretrained "
@@ -75,7 +74,7 @@ def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = Tru
     `load_pretrained`."""
     found = find_source(source)
     try:
-        with getattr(backbone, "completing_state", nullcontext)():
+        with with_defaults(backbone, Backbone).completing_state():
             # A backbone does not need the classifier, and a classifier for other classes cannot use it.
             report = load_weights(backbone, found, new_class_head=new_class_head, strict=False)
         _check_complete(backbone, report, source, new_class_head=new_class_head)
@@ -109,10 +108,10 @@ def _warn_of_other_pixels(backbone: Backbone, trained: Mapping[str, Any] | None,
 
 
 def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_class_head: bool) -> None:
-    optional = getattr(backbone, "optional_weights", ())
-    missing = [name for name in report.missing if not any(fnmatch(name, pattern) for pattern in optional)]
+    stated = with_defaults(backbone, Backbone)
+    missing = [name for name in report.missing if not any(fnmatch(name, p) for p in stated.optional_weights)]
     if new_class_head:
-        missing = [name for name in missing if not name.startswith(tuple(getattr(backbone, "class_head", ())))]
+        missing = [name for name in missing if not name.startswith(tuple(stated.class_head))]
     if missing:
         raise CheckpointError(
             f"{source} does not fit this {type(backbone).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "

@@ -11,7 +11,7 @@ from vitkit.apps.explanations.backbone_models import dino_spec, is_backbone, loa
 from vitkit.apps.explanations.backbones import backbone_attention
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=56, patch_size=14)
@@ -87,7 +87,7 @@ def test_only_names_of_backbones_and_folders_of_dino_are_backbones(tmp_path):
 )
 def test_frames_of_backbones_of_clips(name, frames):
     with torch.device("meta"):
-        assert backbone_fact(BACKBONES.build(name), "num_frames") == frames
+        assert with_defaults(BACKBONES.build(name), Backbone).num_frames == frames
 
 
 def test_backbone_of_clips_refuses_an_image():

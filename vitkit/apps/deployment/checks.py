@@ -20,7 +20,7 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError
 from vitkit.logging import print_line
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import child
 from vitkit.structures import BOS, EOS, PAD
 
@@ -65,7 +65,7 @@ def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int,
             )
         return tuple(model.image_size)
     backbone = child(model, "backbone")
-    if size is None and backbone is not None and backbone_fact(backbone, "window_depends_on_size"):
+    if size is None and backbone is not None and with_defaults(backbone, Backbone).window_depends_on_size:
         size = crop_of(predictor)
         if size is None:
             raise ConfigError(

@@ -20,7 +20,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.nn.pooling_attention import PoolingAttention
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import child
 
 Size = tuple[int, int]
@@ -132,7 +132,7 @@ def locate_attention(
     modules = {name: model.get_submodule(name) for name in (attention_names(model) if names is None else names)}
     if not modules or images.ndim != 4:
         return []
-    patch, num_windows = image_fact(model, "patch_size"), image_fact(model, "num_windows")
+    patch, num_windows = backbone_of(model).patch_size, backbone_of(model).num_windows
     calls: list[tuple] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, args, name=name: calls.append((name, module, args)))
@@ -161,9 +161,9 @@ def locate_attention(
     return layers
 
 
-def image_fact(model: nn.Module, name: str) -> Any:
-    """Return what a model's backbone, or a backbone itself, says about itself; see `BackboneFacts`."""
-    return backbone_fact(child(model, "backbone") or model, name)
+def backbone_of(model: nn.Module) -> Backbone:
+    """Return a model's backbone, or a backbone itself, with the defaults of what it leaves out."""
+    return with_defaults(child(model, "backbone") or model, Backbone)
 
 
 def centers(size: Size, cell: int) -> Tensor:

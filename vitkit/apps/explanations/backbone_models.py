@@ -14,7 +14,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.classifier import Classifier
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
 from vitkit.weights.hub import fetch_repository, is_hub_name
@@ -138,7 +138,7 @@ def load_backbone(
         if weights is not None:
             raise
         raise CheckpointError(f"{error} With explain, a file follows the backbone's name.") from error
-    num_frames, model = backbone_fact(backbone, "num_frames"), Classifier(backbone).to(device)
+    num_frames, model = with_defaults(backbone, Backbone).num_frames, Classifier(backbone).to(device)
     report = None if source is None else LoadReport(source)
     if num_frames is not None:
         sampling = ClipSampling(num_frames, FRAME_RATE)

@@ -11,7 +11,7 @@ from vitkit.apps.explanations.attention_locations import (
     KINDS,
     LocatedAttention,
     attention_names,
-    image_fact,
+    backbone_of,
     locate_attention,
     spread,
 )
@@ -75,13 +75,13 @@ def estimate_layer_bytes(model: nn.Module, images: Tensor) -> int:
     """
     if not is_plain_vit(model):
         return 0
-    num_tokens = images[0, 0].numel() // image_fact(model, "patch_size") ** 2
+    num_tokens = images[0, 0].numel() // backbone_of(model).patch_size ** 2
     return 4 * model.get_submodule(attention_names(model)[0]).num_heads * num_tokens**2
 
 
 def is_plain_vit(model: nn.Module) -> bool:
     """Whether a model's backbone is a ViT, vitkit's or timm's."""
-    return image_fact(model, "patch_size") is not None
+    return backbone_of(model).patch_size is not None
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
@@ -117,7 +117,7 @@ def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, 
     predictor = of_trained_backbone(predictor)
     layers = backbone_attention(predictor, image)
     model, shown = predictor.model, prepare_image_to_draw(predictor, image)
-    has_class_token = image_fact(model, "has_class_token")
+    has_class_token = backbone_of(model).has_class_token
     num_layers, backbone = len(attention_names(model)), child(model, "backbone") or model
     is_complete = len(layers) == num_layers
     if not is_complete:

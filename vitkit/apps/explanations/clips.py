@@ -21,7 +21,7 @@ from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.nn.pooling_attention import PoolingAttention
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import child
 
 
@@ -89,7 +89,7 @@ def clip_layers(model: nn.Module) -> list[nn.Module]:
         ConfigError: its backbone has none.
     """
     backbone = child(model, "backbone")
-    if backbone is not None and backbone_fact(backbone, "num_frames") is not None:
+    if backbone is not None and with_defaults(backbone, Backbone).num_frames is not None:
         layers = [module for module in backbone.modules() if _read.dispatch(type(module)) is not _read.dispatch(object)]
         if layers:
             return layers

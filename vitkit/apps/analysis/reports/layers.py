@@ -17,8 +17,9 @@ from vitkit.apps.analysis.reports.subject import find_subject
 from vitkit.apps.inference.inputs import find_images, to_array
 from vitkit.apps.inference.load import load
 from vitkit.errors import ConfigError, DataError
+from vitkit.models.base import statistics_owner
 from vitkit.ops.images import normalize_images, pixel_statistics
-from vitkit.protocols.backbone import backbone_fact
+from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import child
 from vitkit.weights import load_pretrained
 
@@ -140,11 +141,10 @@ def _find(
     backbone = model if subject.found is None else child(model, "backbone")
     if backbone is None:
         raise ConfigError(f"--cka: {subject.name} has no backbone, whose layers would be compared.")
-    if shape[1] != 3 or backbone_fact(backbone, "num_frames") is not None:
+    if shape[1] != 3 or with_defaults(backbone, Backbone).num_frames is not None:
         raise ConfigError(f"--cka: {subject.name} takes clips or other channels; expected a model of color images.")
     label = subject.name if trained else f"{subject.name} (random weights)"
-    # A classifier may have other statistics than its backbone.
-    statistics = pixel_statistics(model if hasattr(model, "pixel_mean") else backbone)
+    statistics = pixel_statistics(statistics_owner(model))
     return _Network(label, backbone.eval().to(device), (shape[-2], shape[-1]), statistics, device)
 
 
