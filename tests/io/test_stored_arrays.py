@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.datasets import coco as coco_module
+from vitkit.data.datasets.annotation_table import AnnotationTable
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.errors import DataError
@@ -68,6 +69,12 @@ def read(file, **arguments):
     return CocoDetection(file.parent / "images", file, masks=True, **arguments)
 
 
+def state_of(dataset):
+    """Return all that a dataset holds, but whether its file is large, as values that can be compared."""
+    values = {**vars(dataset), **vars(dataset.table)}
+    return {name: np.array(value).tolist() for name, value in values.items() if name not in ("_is_large", "table")}
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """Return a list with an entry for each time that the file is parsed."""
@@ -77,10 +84,7 @@ def reads(monkeypatch):
 
 
 def same(a, b):
-    assert vars(a).keys() == vars(b).keys()
-    for name, value in vars(a).items():
-        other = getattr(b, name)
-        assert np.array_equal(value, other) if isinstance(value, np.ndarray) else value == other, name
+    assert state_of(a) == state_of(b)
     for index in range(len(a)):
         ours, theirs = a.load_annotated(index), b.load_annotated(index)
         for field in ("image", "boxes_xyxy", "labels", "masks"):
@@ -91,19 +95,18 @@ def test_second_process_reads_what_the_first_has_stored(file, reads, monkeypatch
     with monkeypatch.context() as small:
         small.setattr(coco_module, "MIN_BYTES", 1 << 40)
         parsed = read(file)
-        expected, truth = {**vars(parsed)}, parsed.ground_truth()
+        truth = parsed.ground_truth()
         del parsed._truth
-    assert not (file.parent / "cache").exists() and expected["num_crowds"] == 1
+    assert not (file.parent / "cache").exists() and parsed.num_crowds == 1
     reads.clear()
     first, second = read(file), read(file)
     assert len(reads) == 1
-    parsed._is_large = True
     same(parsed, first)
     same(first, second)
-    assert isinstance(second._boxes_xyxy, SharedArray) and second.file_name(0) == "é 0.png"
+    assert isinstance(second.table.boxes_xyxy, SharedArray) and second.file_name(0) == "é 0.png"
     assert first.ground_truth() == second.ground_truth() == truth and len(reads) == 2
     again = pickle.loads(pickle.dumps(second))
-    assert np.array_equal(again._boxes_xyxy, second._boxes_xyxy)
+    assert np.array_equal(again.table.boxes_xyxy, second.table.boxes_xyxy)
 
 
 def test_messages_are_those_of_reading(file, caplog):
@@ -117,13 +120,13 @@ def test_messages_are_those_of_reading(file, caplog):
 
 def test_changed_file_is_read_again_and_a_touched_one_is_not(file, reads):
     before = read(file)
-    boxes = before._boxes_xyxy[:].copy()
+    boxes = before.table.boxes_xyxy[:].copy()
     os.utime(file, (1, 1))
     read(file)
     assert len(reads) == 1
     write(file.parent, scale=2)
-    assert not np.array_equal(read(file)._boxes_xyxy, boxes) and len(reads) == 2
-    assert np.array_equal(before._boxes_xyxy, boxes)  # of a process that still uses it
+    assert not np.array_equal(read(file).table.boxes_xyxy, boxes) and len(reads) == 2
+    assert np.array_equal(before.table.boxes_xyxy, boxes)  # of a process that still uses it
     assert len(list((file.parent / "cache" / "annotations").glob("*/arrays.*"))) == 1
 
 
@@ -137,9 +140,9 @@ def test_file_that_is_replaced_while_it_is_read_is_read_again(file, reads, monke
         return result
 
     monkeypatch.setattr(CocoDetection, "_read", overtaken)
-    before, after = read(file)._boxes_xyxy, read(file)._boxes_xyxy
+    before, after = read(file).table.boxes_xyxy, read(file).table.boxes_xyxy
     assert not np.array_equal(before, after) and len(reads) == 2
-    assert np.array_equal(read(file)._boxes_xyxy, after) and len(reads) == 2
+    assert np.array_equal(read(file).table.boxes_xyxy, after) and len(reads) == 2
 
 
 def test_other_settings_have_an_index_of_their_own(file, reads):
@@ -147,7 +150,7 @@ def test_other_settings_have_an_index_of_their_own(file, reads):
     assert len(reads) == 3
 
 
-@pytest.mark.parametrize("damage", ["index.json", "arrays.*/_boxes_xyxy"])
+@pytest.mark.parametrize("damage", ["index.json", "arrays.*/boxes_xyxy"])
 @pytest.mark.parametrize("content", [b"", b'{"state": 1}', None])
 def test_damaged_index_is_built_again(file, reads, damage, content):
     expected = read(file)
@@ -202,6 +205,21 @@ def test_index_of_another_version_is_not_read(file, reads, monkeypatch):
     monkeypatch.setattr(stored_arrays_module, "_VERSION", stored_arrays_module._VERSION + 1)
     same(expected, read(file))
     assert len(reads) == 2
+
+
+def test_index_of_an_older_version_is_left_alone(file, reads, monkeypatch):
+    # Version 2 stored a dataset's attributes, "_labels" and others, in place of a table's fields.
+    with monkeypatch.context() as older:
+        older.setattr(stored_arrays_module, "_VERSION", 2)
+        older.setattr(
+            AnnotationTable, "stored", lambda table: {f"_{name}": value for name, value in vars(table).items()}
+        )
+        with pytest.raises(TypeError, match="unexpected keyword argument '_"):
+            read(file)
+    stored = sorted((file.parent / "cache").rglob("*labels"))
+    dataset = read(file)
+    assert len(reads) == 2 and dataset.table.labels.tolist() == read(file).table.labels.tolist()
+    assert [path.name for path in stored] == ["_labels"] and stored[0].is_file()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device without space")
@@ -285,7 +303,7 @@ def test_file_that_is_read_in_parts_is_that_which_is_read_at_once(file, monkeypa
             outcomes.append(str(error))
             continue
         truth = dataset.ground_truth()
-        state = {name: np.array(value).tolist() for name, value in vars(dataset).items() if name != "_is_large"}
+        state = state_of(dataset)
         outcomes.append((state.pop("_truth") is not None, state, sorted({*caplog.messages}), repr(truth)))
     assert outcomes[0] == outcomes[1]
 

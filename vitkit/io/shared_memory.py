@@ -1,9 +1,10 @@
-"""Arrays that worker processes share with the training process, however they are started."""
+"""Arrays, also of texts, that worker processes share with the training process, however they are started."""
 
 import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Iterable
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -49,13 +50,6 @@ def share(array: np.ndarray) -> np.ndarray:
     return map_file(file, array.dtype, array.shape)
 
 
-def share_arrays(dataset: Any) -> None:
-    """Move all array attributes of a dataset to memory that processes share."""
-    for name, value in vars(dataset).items():
-        if isinstance(value, np.ndarray):
-            setattr(dataset, name, share(value))
-
-
 def _deleted_file() -> int:
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -72,3 +66,16 @@ def map_file(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
     array._file = file
     weakref.finalize(array, os.close, file)
     return array
+
+
+def flat_texts(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as (bytes,) uint8 and (N + 1,) int64, the position where each begins: NumPy's own texts take four
+    bytes per letter, and all have the length of the longest."""
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def flat_text(data: np.ndarray, offsets: np.ndarray, index: int) -> str:
+    """Return one of `flat_texts`; raises IndexError."""
+    start, stop = offsets[:-1][index], offsets[1:][index]
+    return data[start:stop].tobytes().decode("utf-8", "surrogatepass")

@@ -26,7 +26,7 @@ logger = logging.getLogger("vitkit")
 
 MIN_BYTES = 32 << 20
 """Smaller files are parsed in each process: that takes less than a second."""
-_VERSION = 2
+_VERSION = 3
 """To be raised when what is stored, or how annotations are read, changes."""
 _INDEX, _LOCK = "index.json", "lock"
 

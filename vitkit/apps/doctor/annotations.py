@@ -14,7 +14,7 @@ from torchvision.ops import box_convert, box_iou
 
 from vitkit.apps.datasets.fixing import format_issues, similar_classes
 from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
-from vitkit.data.datasets.coco import BOX_TOLERANCE
+from vitkit.data.datasets.coco_file import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
 from vitkit.io.coco_schema import FileIssue, bad_box_issues, segmentation_issues
 from vitkit.io.segmentations import encode_segmentation, object_area

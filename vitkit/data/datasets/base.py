@@ -1,12 +1,13 @@
 """What all datasets of images share: indexing, transforms, defaults, and building detection samples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from vitkit.data.datasets.annotation_table import ImageTable
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
     ImageSource,
@@ -20,8 +21,9 @@ from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import read_channels
 from vitkit.io.folders import one_form
-from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
+from vitkit.io.image_files import MAX_PIXELS, read_image, to_tensor
 from vitkit.io.packs import blocks_of
+from vitkit.io.shared_memory import flat_text
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import Spec
@@ -127,21 +129,16 @@ class BaseImageDataset(Dataset):
 
 
 class ListedImages(BaseImageDataset):
-    """Base of datasets whose images are listed with their sizes in an annotation file of COCO's format."""
+    """Base of datasets whose images are listed with their sizes in an annotation file; a subclass sets the fields."""
 
-    def list_images(
-        self, folder: str | Path, entries: Sequence[Mapping[str, Any]], *, file: Path, allow_outside: bool
-    ) -> None:
-        """Set the images to the entries of `images` in an annotation file.
+    folder: Path
+    """Folder of the images."""
+    table: ImageTable
+    """The images, with what the file says of them."""
 
-        Raises:
-            DataError: one of them lies outside the folder and `allow_outside` is not set.
-        """
-        self.folder = Path(folder)
-        check_inside(folder, (entry["file_name"] for entry in entries), file.name, allow_outside=allow_outside)
-        self.image_ids = np.array([entry["id"] for entry in entries], np.int64)
-        self._file_names, self._name_offsets = flat_texts(entry["file_name"] for entry in entries)
-        self._sizes = np.array([(entry["height"], entry["width"]) for entry in entries], np.int64)
+    @property
+    def image_ids(self) -> np.ndarray:
+        return self.table.image_ids
 
     def image_path(self, index: int) -> Path:
         return self.folder / self.file_name(index)
@@ -151,10 +148,10 @@ class ListedImages(BaseImageDataset):
 
     def file_name(self, index: int) -> str:
         """Return an image's name in the file, relative to the folder."""
-        return flat_text(self._file_names, self._name_offsets, index)
+        return flat_text(self.table.file_names, self.table.name_offsets, index)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        height, width = self._sizes[index].tolist()
+        height, width = self.table.sizes[index].tolist()
         return height, width
 
 
@@ -197,19 +194,6 @@ def new_labels(old: Sequence[str], new: Sequence[str]) -> np.ndarray:
     """Return the (len(old),) int64 label of each class among new names, -1 for those that are not among them."""
     label_of = {one_form(name): label for label, name in enumerate(new)}
     return np.array([label_of.get(one_form(name), -1) for name in old], np.int64)
-
-
-def flat_texts(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as (bytes,) uint8 and (N + 1,) int64, the position where each begins: NumPy's own texts take four
-    bytes per letter, and all have the length of the longest."""
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-
-
-def flat_text(data: np.ndarray, offsets: np.ndarray, index: int) -> str:
-    """Return one of `flat_texts`; raises IndexError."""
-    start, stop = offsets[:-1][index], offsets[1:][index]
-    return data[start:stop].tobytes().decode("utf-8", "surrogatepass")
 
 
 def require_folders(**folders: str | Path) -> None:

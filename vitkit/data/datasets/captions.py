@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.datasets.base import BaseImageDataset, flat_text, flat_texts, require_folders
+from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.coco_file import keep_first_images
 from vitkit.data.datasets.image_features import FeatureFile
 from vitkit.data.formats.exporters import find_listed_files, read_exporters_fields
@@ -24,6 +24,7 @@ from vitkit.io.coco_schema import caption_issues, raise_issues
 from vitkit.io.image_files import check_inside, to_tensor
 from vitkit.io.json_files import read_json
 from vitkit.io.packs import blocks_of, has_file
+from vitkit.io.shared_memory import flat_text, flat_texts
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import EOS, Batch
 from vitkit.text.vocabulary import Vocabulary

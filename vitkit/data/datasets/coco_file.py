@@ -1,12 +1,16 @@
 """Reads and checks COCO detection files, and files of other formats as if they were COCO's."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import marshal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from vitkit.data.datasets.annotation_table import AnnotationTable, image_columns
 from vitkit.data.formats.exporters import (
     ExportersFields,
     explain_issues,
@@ -29,9 +33,13 @@ from vitkit.io.coco_schema import (
 from vitkit.io.folders import matches_any
 from vitkit.io.json_files import read_json
 from vitkit.io.json_stream import read_json_parts
-from vitkit.io.spooled_bytes import SpooledLists
+from vitkit.io.segmentations import visible_box
+from vitkit.io.spooled_bytes import SpooledBytes, SpooledLists
 
 logger = logging.getLogger("vitkit")
+
+BOX_TOLERANCE = 0.01
+"""Pixels by which a box may extend beyond its image before it is counted as outside: annotation tools round."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,8 @@ class DetectionFile:
 
     num_dropped = 0
     """Number of annotations left out because their boxes are empty or outside their images."""
+    num_clipped = 0
+    """Number of boxes that extended beyond their images by more than `BOX_TOLERANCE`, once `read_table` was called."""
     wrong_segmentation: FileIssue | None = None
     """The first of the invalid segmentations, which are removed from their annotations, with their number."""
 
@@ -257,6 +267,48 @@ class DetectionFile:
         self.num_dropped = num_chosen - num_used
         self.wrong_segmentation = next(iter(wrong_masks.issues()), None)
 
+    def read_table(self) -> AnnotationTable:
+        """Read the images and objects as flat arrays, crowd regions left out, boxes clipped; raises like `annotations`.
+
+        Segmentations are included if `masks` is set.
+        """
+        columns = image_columns(self.content["images"])
+        index_of_image = {image_id: index for index, image_id in enumerate(columns["image_ids"].tolist())}
+        categories = sorted(self.content["categories"], key=lambda category: category["id"])
+        label_of_category = {category["id"]: label for label, category in enumerate(categories)}
+        no_spans = np.zeros((0, 2), np.int64)
+        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32), no_spans)]
+        segmentations = SpooledBytes(self._source.annotations.name)
+        num_crowds = self.num_clipped = 0
+        for annotations in self.annotations():
+            objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
+            num_crowds += len(annotations) - len(objects)
+            image_indices = np.array([index_of_image[annotation["image_id"]] for annotation in objects], np.int64)
+            labels = np.array([label_of_category[annotation["category_id"]] for annotation in objects], np.int64)
+            boxes, beyond = _clip_boxes(objects, columns["sizes"][image_indices])
+            self.num_clipped += beyond
+            spans = no_spans
+            if self._masks:
+                # Marshalled lists, which only this machine's processes read, take 9 bytes per coordinate.
+                blobs = [marshal.dumps(annotation["segmentation"]) for annotation in objects]
+                stops = segmentations.size + np.cumsum([0, *map(len, blobs)], dtype=np.int64)
+                spans = np.stack([stops[:-1], stops[1:]], axis=1)
+                segmentations.write(b"".join(blobs))
+            parts.append((image_indices, labels, boxes, spans))
+        image_indices, labels, boxes, spans = map(np.concatenate, zip(*parts))
+        order = np.argsort(image_indices, kind="stable")  # objects of one image together, in the file's order
+        return AnnotationTable(
+            **columns,
+            classes=[category["name"] for category in categories],
+            category_ids=[category["id"] for category in categories],
+            offsets=np.searchsorted(image_indices[order], np.arange(len(index_of_image) + 1)),
+            labels=labels[order],
+            boxes_xyxy=boxes[order],
+            num_crowds=num_crowds,
+            segmentations=segmentations.array() if self._masks else None,
+            segmentation_spans=spans[order] if self._masks else None,
+        )
+
     def _raise(self, issues: list[FileIssue]) -> None:
         name = self._source.annotations.name
         explain_issues(issues, name)
@@ -282,3 +334,21 @@ def _with_images(content: dict[str, Any], images: list[dict[str, Any]]) -> dict[
     image_ids = {image["id"] for image in images}
     annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] in image_ids]
     return {**content, "images": images, "annotations": annotations}
+
+
+def _clip_boxes(objects: Sequence[Mapping[str, Any]], sizes: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the boxes of objects clipped to their images, (N, 4) float32 xyxy, and the number that was beyond.
+
+    Args:
+        sizes: (N, 2) int64, (height, width) of the object's image.
+    """
+    coordinates = chain.from_iterable(annotation["bbox"] for annotation in objects)
+    boxes = np.fromiter(coordinates, np.float64, 4 * len(objects)).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    height, width = sizes.T
+    clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
+    (beyond,) = np.nonzero((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1))
+    for row in beyond.tolist():
+        x, y, box_width, box_height = visible_box(objects[row], int(height[row]), int(width[row]))
+        clipped[row] = x, y, x + box_width, y + box_height
+    return clipped.astype(np.float32), len(beyond)

@@ -3,12 +3,14 @@
 import logging
 import marshal
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.data.datasets.annotation_table import AnnotationTable, image_columns
 from vitkit.data.datasets.base import DetectionDataset, ListedImages, require_folders
 from vitkit.data.formats.grounding import (
     GROUNDING_FORMATS,
@@ -22,8 +24,8 @@ from vitkit.data.formats.grounding import (
 )
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import check_inside
 from vitkit.io.packs import has_file
-from vitkit.io.shared_memory import share_arrays
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 from vitkit.text.vocabulary import normalize_text
@@ -44,6 +46,18 @@ class Located(NamedTuple):
     """(N,) int64: objects of one region are named by the same phrase, of which any may be found."""
     is_expression: bool
     """Whether the whole caption names them, as in RefCOCO."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroundingTable(AnnotationTable):
+    """Images with objects that the phrases of a text name; their labels are then numbers of phrases."""
+
+    texts: np.ndarray
+    """(bytes,) uint8, for each image with a text, marshalled, its phrases, and for each object the spans and the number
+    of its region."""
+    text_offsets: np.ndarray
+    """(N + 1,) int64; the text of image i is the bytes text_offsets[i] to text_offsets[i + 1], none if it has
+    classes."""
 
 
 @DATASETS.register
@@ -71,6 +85,7 @@ class GroundingDataset(ListedImages, DetectionDataset):
     """
 
     annotations = ("regions",)
+    table: GroundingTable
 
     def __init__(
         self,
@@ -105,24 +120,36 @@ class GroundingDataset(ListedImages, DetectionDataset):
             if format == "odvg" and split is None
             else read_grounded(self.annotation_file, format, split)
         )
-        self._index(source, names, first, drop=bad_boxes == "drop", folder=Path(images), allow_outside=allow_outside)
-        share_arrays(self)
+        self.folder = Path(images)
+        drop = bad_boxes == "drop"
+        self.table = self._read_table(source, names, first, drop=drop, allow_outside=allow_outside).shared()
         if not has_file(self.image_path(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
 
-    def _index(
+    @property
+    def classes(self) -> Sequence[str] | None:
+        return self.table.classes or None
+
+    @property
+    def category_ids(self) -> Sequence[int] | None:
+        return self.table.category_ids or None
+
+    @property
+    def num_objects(self) -> int:
+        return len(self.table.labels)
+
+    def _read_table(
         self,
         source: Iterable[GroundedImage],
         names: dict[int, str] | None,
         first: int | None,
         *,
         drop: bool,
-        folder: Path,
         allow_outside: bool,
-    ) -> None:
+    ) -> GroundingTable:
         entries, boxes, labels, counts, texts = [], [], [], [], []
         class_of: dict[int, str] = {} if names is None else names
         dropped = 0
@@ -150,30 +177,35 @@ class GroundingDataset(ListedImages, DetectionDataset):
                 break
         if not entries:
             raise DataError(f"annotations: '{self.annotation_file}' has no image. Correct the path, or the split.")
-        self.list_images(folder, entries, file=self.annotation_file, allow_outside=allow_outside)
-        self._offsets = np.cumsum([0, *counts])
-        self._labels = np.array(labels, np.int64)
-        self._text_offsets = np.cumsum([0, *map(len, texts)])
-        self._texts = np.frombuffer(b"".join(texts), np.uint8)
-        limits = np.repeat(self._sizes[:, ::-1], counts, axis=0)
-        self._boxes_xyxy = np.array(boxes, np.float64).reshape(-1, 4).clip(0, np.tile(limits, 2)).astype(np.float32)
-        self.num_objects = len(labels)
+        listed = (entry["file_name"] for entry in entries)
+        check_inside(self.folder, listed, self.annotation_file.name, allow_outside=allow_outside)
+        columns = image_columns(entries)
+        limits = np.repeat(columns["sizes"][:, ::-1], counts, axis=0)
+        text_offsets = np.cumsum([0, *map(len, texts)])
+        category_ids, numbers = sorted(class_of), np.array(labels, np.int64)
         if class_of:
-            self.category_ids = sorted(class_of)
-            self.classes = [class_of[label] for label in self.category_ids]
-            shows_classes = np.repeat(np.diff(self._text_offsets) == 0, counts)
-            labels_of_classes = np.searchsorted(self.category_ids, self._labels[shows_classes])
-            self._labels[shows_classes] = labels_of_classes
+            shows_classes = np.repeat(np.diff(text_offsets) == 0, counts)
+            numbers[shows_classes] = np.searchsorted(category_ids, numbers[shows_classes])
         logger.info(
             f"{self.annotation_file.name}: {pluralize(len(entries), 'samples')}, "
             f"{sum(map(bool, texts))} with a caption; {pluralize(len(labels), 'objects')}, "
             f"{pluralize(dropped, 'bad boxes')} dropped"
         )
+        return GroundingTable(
+            **columns,
+            classes=[class_of[label] for label in category_ids],
+            category_ids=category_ids,
+            offsets=np.cumsum([0, *counts]),
+            labels=numbers,
+            boxes_xyxy=np.array(boxes, np.float64).reshape(-1, 4).clip(0, np.tile(limits, 2)).astype(np.float32),
+            texts=np.frombuffer(b"".join(texts), np.uint8),
+            text_offsets=text_offsets,
+        )
 
     def load_annotated(self, index: int) -> AnnotatedImage:
         """Load an image with its objects, whose labels are their positions among those of the image."""
-        rows = slice(self._offsets[index], self._offsets[index + 1])
-        return AnnotatedImage(self.load_image(index), self._boxes_xyxy[rows], np.arange(rows.stop - rows.start))
+        rows = slice(self.table.offsets[index], self.table.offsets[index + 1])
+        return AnnotatedImage(self.load_image(index), self.table.boxes_xyxy[rows], np.arange(rows.stop - rows.start))
 
     def load_image(self, index: int) -> np.ndarray:
         """See `BaseImageDataset`.
@@ -195,7 +227,7 @@ class GroundingDataset(ListedImages, DetectionDataset):
         sample = super().load_sample(index, seed)
         target = sample["target"]
         positions = target["labels"].numpy()
-        target["labels"] = target["labels"].new_tensor(self._labels[self._offsets[index] :][positions])
+        target["labels"] = target["labels"].new_tensor(self.table.labels[self.table.offsets[index] :][positions])
         if text := self._text(index):
             phrases, spans, _ = text
             target["phrases"] = phrases
@@ -205,12 +237,12 @@ class GroundingDataset(ListedImages, DetectionDataset):
 
     def _text(self, index: int) -> tuple[list[str], list[list[Span]] | None, list[int]] | None:
         """Return the phrases of an image, and the spans and the region of each object; None if it has classes."""
-        start, stop = self._text_offsets[index : index + 2]
-        return marshal.loads(self._texts[start:stop]) if stop > start else None
+        start, stop = self.table.text_offsets[index : index + 2]
+        return marshal.loads(self.table.texts[start:stop]) if stop > start else None
 
     def phrases(self) -> Iterator[str] | None:
         """See `Dataset`."""
-        if not len(self._texts):
+        if not len(self.table.texts):
             return None
         texts = map(self._text, range(len(self)))
         return (phrase for text in texts if text for phrase in text[0])
@@ -219,9 +251,9 @@ class GroundingDataset(ListedImages, DetectionDataset):
         """See `Dataset`; captions show no class."""
         if self.classes is None:
             return None
-        images = np.repeat(np.arange(len(self)), np.diff(self._offsets))
-        shows_classes = np.diff(self._text_offsets)[images] == 0
-        pairs = np.unique(np.stack([images, self._labels], axis=1)[shows_classes], axis=0)
+        images = self.table.image_indices()
+        shows_classes = np.diff(self.table.text_offsets)[images] == 0
+        pairs = np.unique(np.stack([images, self.table.labels], axis=1)[shows_classes], axis=0)
         return pairs[:, 0], pairs[:, 1]
 
     def located(self, index: int) -> Located:
@@ -236,8 +268,8 @@ class GroundingDataset(ListedImages, DetectionDataset):
                 f"{self.annotation_file.name}: image {self.image_ids[index]} has classes in place of a caption. "
                 "Evaluate by CocoEvaluator, with the dataset CocoDetection, which reads these lines."
             )
-        rows = slice(self._offsets[index], self._offsets[index + 1])
-        return Located(self._boxes_xyxy[rows], np.array(text[2], np.int64), text[1] is None)
+        rows = slice(self.table.offsets[index], self.table.offsets[index + 1])
+        return Located(self.table.boxes_xyxy[rows], np.array(text[2], np.int64), text[1] is None)
 
 
 def _has_area(box: list[float], image: GroundedImage, *, drop: bool) -> bool:

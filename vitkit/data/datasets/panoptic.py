@@ -1,12 +1,15 @@
 """Panoptic data in COCO's format (Kirillov et al. 2019, https://arxiv.org/abs/1801.00868): PNG maps and a JSON."""
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.base import ListedImages, flat_text, flat_texts, require_folders
+from vitkit.data.datasets.annotation_table import ImageTable, image_columns
+from vitkit.data.datasets.base import ListedImages, require_folders
 from vitkit.data.datasets.coco_file import keep_first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.formats.exporters import find_listed_files
@@ -15,13 +18,31 @@ from vitkit.errors import DataError
 from vitkit.io.coco_schema import panoptic_issues, raise_issues
 from vitkit.io.image_files import check_inside, read_label_colors
 from vitkit.io.json_files import read_json
-from vitkit.io.shared_memory import share_arrays
+from vitkit.io.shared_memory import flat_text, flat_texts
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SegmentTable(ImageTable):
+    """Images with a map and M segments, which lie in the order of their images."""
+
+    map_names: np.ndarray
+    """(bytes,) uint8, the names of the maps, as `file_names` has those of the images."""
+    map_offsets: np.ndarray
+    """(N + 1,) int64, as `name_offsets`."""
+    offsets: np.ndarray
+    """(N + 1,) int64; the segments of image i are the rows offsets[i] to offsets[i + 1]."""
+    segment_ids: np.ndarray
+    """(M,) int32, the values in the maps."""
+    labels: np.ndarray
+    """(M,) int64, positions in the dataset's classes; -1: of another class."""
+    is_crowd: np.ndarray
+    """(M,) bool, whether a segment is a region of many objects."""
 
 
 @DATASETS.register
@@ -43,6 +64,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
     """
 
     file_kind = "panoptic"
+    table: SegmentTable
 
     def __init__(
         self,
@@ -63,26 +85,35 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         SegmentationDataset.__init__(self, categories, task=task, transforms=transforms)
         entry_of = {entry["image_id"]: entry for entry in content["annotations"]}
         entries = [entry_of[image["id"]] for image in content["images"]]
-        self.list_images(images, content["images"], file=self.annotation_file, allow_outside=allow_outside)
-        map_names = (entry["file_name"] for entry in entries)
-        check_inside(maps, map_names, self.annotation_file.name, allow_outside=allow_outside)
-        self._map_names, self._map_offsets = flat_texts(entry["file_name"] for entry in entries)
-        # Segments of image i are the rows offsets[i] to offsets[i + 1].
-        self._offsets = np.cumsum([0, *(len(entry["segments_info"]) for entry in entries)])
-        segments = [segment for entry in entries for segment in entry["segments_info"]]
-        self._segment_ids = np.array([segment["id"] for segment in segments], np.int32)
-        self._labels = np.array([self.label_of.get(segment["category_id"], -1) for segment in segments], np.int64)
-        self._crowd = np.array([bool(segment.get("iscrowd", 0)) for segment in segments], bool)
-        share_arrays(self)
-        usable = self._labels >= 0 if task == "semantic" else (self._labels >= 0) & ~self._crowd
+        for folder, listed in ((images, content["images"]), (maps, entries)):
+            names = (entry["file_name"] for entry in listed)
+            check_inside(folder, names, self.annotation_file.name, allow_outside=allow_outside)
+        self.folder = Path(images)
+        self.table = self._make_table(content["images"], entries).shared()
+        labels, is_crowd = self.table.labels, self.table.is_crowd
+        usable = labels >= 0 if task == "semantic" else (labels >= 0) & ~is_crowd
         self.num_objects = int(usable.sum())
-        image_indices = np.repeat(np.arange(len(entries)), np.diff(self._offsets))
+        image_indices = np.repeat(np.arange(len(entries)), np.diff(self.table.offsets))
         num_empty = len(entries) - len(np.unique(image_indices[usable]))
         logger.info(
             f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, "
             f"{pluralize(self.num_objects, 'segments')} of {pluralize(len(self.classes), 'classes')} "
-            f"for task '{task}'; {pluralize(int(self._crowd.sum()), 'crowd segments')}, "
+            f"for task '{task}'; {pluralize(int(is_crowd.sum()), 'crowd segments')}, "
             f"{pluralize(num_empty, 'images')} without a segment"
+        )
+
+    def _make_table(self, images: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> "SegmentTable":
+        """Make the table of images and their annotations, which are in the same order."""
+        map_names, map_offsets = flat_texts(entry["file_name"] for entry in entries)
+        segments = [segment for entry in entries for segment in entry["segments_info"]]
+        return SegmentTable(
+            **image_columns(images),
+            map_names=map_names,
+            map_offsets=map_offsets,
+            offsets=np.cumsum([0, *(len(entry["segments_info"]) for entry in entries)]),
+            segment_ids=np.array([segment["id"] for segment in segments], np.int32),
+            labels=np.array([self.label_of.get(segment["category_id"], -1) for segment in segments], np.int64),
+            is_crowd=np.array([bool(segment.get("iscrowd", 0)) for segment in segments], bool),
         )
 
     def load_image(self, index: int) -> np.ndarray:
@@ -102,16 +133,17 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
             DataError: the map is missing or damaged, differs in size from its image, or does not contain the segments
                 that the JSON lists.
         """
-        path = self.map_folder / flat_text(self._map_names, self._map_offsets, index)
+        table = self.table
+        path = self.map_folder / flat_text(table.map_names, table.map_offsets, index)
         colors = read_label_colors(path, "maps", max_pixels=self.max_image_pixels)
         self._check_size(colors, index, f"map '{path}'")
         ids = colors_to_ids(colors)
-        rows = slice(self._offsets[index], self._offsets[index + 1])
-        segment_ids, labels = self._segment_ids[rows].tolist(), self._labels[rows].tolist()
+        rows = slice(table.offsets[index], table.offsets[index + 1])
+        segment_ids, labels = table.segment_ids[rows].tolist(), table.labels[rows].tolist()
         check_segment_ids(ids, segment_ids, f"map '{path}'", f"'{self.annotation_file.name}'")
         segments = [
             SegmentInfo(id=segment_id, label=label, iscrowd=crowd)
-            for segment_id, label, crowd in zip(segment_ids, labels, self._crowd[rows].tolist())
+            for segment_id, label, crowd in zip(segment_ids, labels, table.is_crowd[rows].tolist())
             if label >= 0
         ]
         if len(segments) < len(segment_ids):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.datasets.base import BaseImageDataset, flat_text, flat_texts
+from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.datasets.image_features import FeatureFile
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.data.transforms.multi_crop import MakesViews, collate_views
@@ -19,6 +19,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, find_paths_like, image_files, log_unread
 from vitkit.io.image_files import FORMATS, to_tensor, upright_size
 from vitkit.io.packs import blocks_of, packed_files
+from vitkit.io.shared_memory import flat_text, flat_texts
 from vitkit.io.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Batch, Sample
