@@ -16,7 +16,7 @@ from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.doctor import Options, run_checks
 from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference import Predictor, load
-from vitkit.apps.starter import start as starting
+from vitkit.apps.starter import timed_run
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
@@ -198,7 +198,7 @@ def test_channels_of_data_and_model_that_differ_are_an_error(images, overrides, 
 
 @pytest.mark.parametrize("task", ["detection", "classification"])
 def test_start_trains_on_four_channels_and_measures_their_statistics(images, task, monkeypatch):
-    monkeypatch.setattr(starting, "time_steps", lambda *_, **__: StepCost(1 / 60, 1 / 60, 1))
+    monkeypatch.setattr(timed_run, "time_steps", lambda *_, **__: StepCost(1 / 60, 1 / 60, 1))
     data, count = ["images", "train.json"], 8
     if task == "classification":
         count = 6  # folders of classes have no .npy files

@@ -17,7 +17,7 @@ from fuzz.mutate import mutate_json
 from fuzz.world import HEIGHT, WIDTH, read_json
 
 import vitkit
-from vitkit.apps.starter import start as starting
+from vitkit.apps.starter import timed_run
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.errors import VitkitError
 from vitkit.tools.start import main
@@ -98,7 +98,7 @@ def check(folder: Path, world: Path) -> None:
 
 def _start(run_dir: str, *arguments: str) -> None:
     """Run the tool, which does not measure how long a step takes."""
-    with mock.patch.object(starting, "time_steps", lambda *_, **__: StepCost(1 / 60, 1.0, 10)):
+    with mock.patch.object(timed_run, "time_steps", lambda *_, **__: StepCost(1 / 60, 1.0, 10)):
         run_tool(main, [*arguments, _RANDOM, "--dry-run", "--hours", "0.5", "--run-dir", run_dir])
 
 

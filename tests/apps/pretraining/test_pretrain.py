@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from vitkit import load_config, pretrain
 from vitkit.apps.pretraining import pretrain as pretraining
 from vitkit.apps.pretraining.methods import METHODS, choose_method
 from vitkit.apps.pretraining.photos import Photos, check_photos, leave_out_lost
+from vitkit.apps.starter import timed_run
 from vitkit.apps.starter.child_runs import StepCost
+from vitkit.apps.training import api
 from vitkit.data.datasets.unlabelled_images import UnlabelledImages
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -49,12 +52,12 @@ def step_seconds(monkeypatch):
     """Let a step take the seconds in `step_seconds[0]` at 128 pixels; more at larger sizes."""
     seconds = [1.0]
 
-    def time_steps(command, folder, minutes):
+    def time_steps(command, folder, minutes, epoch_minutes):
         size = load_config(command[2])["data"]["train"]["transforms"]["size"]
         cost = seconds[0] / 60 * (size / 128) ** 2
         return StepCost(cost, cost, 1.0)
 
-    monkeypatch.setattr(pretraining, "time_steps", time_steps)
+    monkeypatch.setattr(timed_run, "time_steps", time_steps)
     return seconds
 
 
@@ -188,7 +191,7 @@ def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
     many = Photos(str(photos), str(photos), 10_000, 130, [])
     choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
     # 2880 steps of 16 images are less than five times all of them, of which the warm-up would be one.
-    assert choice.repeats == 0.2304 and choice.epochs == 20 and choice.steps(many) == 2880
+    assert choice.repeats == 0.2304 and choice.epochs == 20 and choice.epochs * choice.steps_per_epoch(many) == 2880
     config = load_config("config.py")
     assert config["data"]["train"]["repeats"] == 0.2304 and "many: an epoch has a part" in Path("config.py").read_text()
     assert "20 epochs, each with 0.23 of the images: 2880 steps" in choice.describe(many)
@@ -202,7 +205,10 @@ def test_dino_has_64_images_a_step_if_there_is_time_for_enough_steps(photos, ste
         choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
         config = load_config("config.py")
         assert config["train"]["images_per_step"] == choice.images == images
-        assert config["data"]["images_per_gpu"] == 16 and choice.steps(many) * choice.step_minutes <= 48
+        assert (
+            config["data"]["images_per_gpu"] == 16
+            and choice.epochs * choice.steps_per_epoch(many) * choice.step_minutes <= 48
+        )
     printed = capsys.readouterr().out
     assert "batch     64 images a step, in batches of 16: there is time for 1440 such steps\n" in printed
     assert "16 images a step: dino wants 64, of which there would be 720 steps (about --hours 1.4 for 1000)" in printed
@@ -302,7 +308,9 @@ def whole(tmp_path_factory):
     """Return a finished run, its photos and a labeled folder."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "time_steps", lambda command, folder, minutes: StepCost(0.001, 0.001, 1.0))
+        patch.setattr(
+            timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(0.001, 0.001, 1.0)
+        )
         return pretrain(
             write_photos(folder / "photos"), run_dir=folder / "run", labelled=labelled(folder / "labelled"), **OPTIONS
         )
@@ -367,14 +375,14 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
             if run.progress.step == 2:
                 raise Killed
 
-    api_train = pretraining.api.train
+    api_train = api.train
     source, out = whole.folder.parent / "photos", tmp_path / "run"
     options = dict(OPTIONS, labelled=whole.folder.parent / "labelled", run_dir=out)
     with monkeypatch.context() as patch:
         if stage == "train":
-            patch.setattr(pretraining.api, "train", killed_later)
+            patch.setattr(api, "train", killed_later)
         else:
-            patch.setattr(pretraining, stage, killed)
+            patch.setattr(timed_run if stage == "time_steps" else pretraining, stage, killed)
         with pytest.raises(Killed):
             pretrain(source, **options)
     if stage == "check_photos":  # nothing was done yet
@@ -394,7 +402,7 @@ def test_ctrl_c_in_the_timing_of_large_crops_says_how_to_go_on_with_the_same_set
     step_seconds[0] = 0.01
     options = dict(method="mae", device="cpu", dry_run=True, overrides=TINY)
     whole = pretrain(tmp_path / "photos", run_dir=tmp_path / "run", **options)
-    time_steps = pretraining.time_steps
+    time_steps = timed_run.time_steps
 
     def interrupted(command, *arguments, **how):
         if load_config(command[2])["data"]["train"]["transforms"]["size"] > 128:
@@ -402,7 +410,7 @@ def test_ctrl_c_in_the_timing_of_large_crops_says_how_to_go_on_with_the_same_set
         return time_steps(command, *arguments, **how)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretraining, "time_steps", interrupted)
+        patch.setattr(timed_run, "time_steps", interrupted)
         pretrain(tmp_path / "photos", run_dir=tmp_path / "run-2", **options)
     assert f"this goes on with it: vitkit pretrain --resume {tmp_path / 'run-2'}" in capsys.readouterr().out
     again = pretrain(resume=tmp_path / "run-2", device="cpu", dry_run=True)
@@ -415,8 +423,13 @@ def test_time_that_has_passed_before_training_is_planned_for(photos, step_second
     pretrain(photos, hours=1, dry_run=True, **{**OPTIONS, "overrides": TINY})
     plan = pretraining.Plan.read(Path("runs/pretrain"))
     calls = []
-    monkeypatch.setattr(pretraining, "train_until", lambda *arguments, **how: calls.append(how["config"]["train"]))
-    pretraining.train_in_time(plan, Path("runs/pretrain"), "cpu", began=pretraining.time.monotonic() - 1800)
+
+    def train(config, hooks, **_):
+        calls.append(config["train"])
+        return SimpleNamespace(path=Path("runs/pretrain"))
+
+    monkeypatch.setattr(api, "train", train)
+    pretraining.train_planned(plan, Path("runs/pretrain"), "cpu", began=pretraining.time.monotonic() - 1800)
     assert plan.choice.epochs == 20 and load_config("runs/pretrain/config.py")["schedule"]["warmup_epochs"] < 1
     assert calls[0]["epochs"] in (9, 10) and calls[0]["eval_every"] == 2
 
@@ -442,9 +455,9 @@ def test_an_interrupted_training_names_one_command(photos, step_seconds, monkeyp
         def after_step(self, run, step):
             run.guard.stop_signal = signal.SIGINT
 
-    api_train = pretraining.api.train
+    api_train = api.train
     with_stop = lambda hooks, **how: api_train(**how, hooks=[*hooks, Stopped()])  # noqa: E731
-    monkeypatch.setattr(pretraining.api, "train", with_stop)
+    monkeypatch.setattr(api, "train", with_stop)
     overrides = TINY if is_paced else SHORT
     with pytest.raises(KeyboardInterrupt):
         pretrain(photos, **{**OPTIONS, "overrides": overrides})
@@ -475,9 +488,9 @@ def test_a_run_with_another_teacher_is_not_resumed(photos, step_seconds, monkeyp
         torch.save(BACKBONES.build("resnet18").state_dict(), "teacher.pth")
 
     write_teacher(0)
-    api_train = pretraining.api.train
+    api_train = api.train
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(pretraining.api, "train", lambda hooks, **how: api_train(**how, hooks=[Killer()]))
+        patch.setattr(api, "train", lambda hooks, **how: api_train(**how, hooks=[Killer()]))
         overrides = ["model.backbone.base_channels=8", *TAIL]
         pretrain(photos, teacher="resnet18=teacher.pth", device="cpu", overrides=overrides)
     write_teacher(1)

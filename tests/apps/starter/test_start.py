@@ -14,7 +14,7 @@ from PIL import Image
 import vitkit
 from vitkit import load_config
 from vitkit.apps.inference.card import read_metrics
-from vitkit.apps.starter import child_runs, own_data, start
+from vitkit.apps.starter import child_runs, own_data, start, timed_run
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights
@@ -51,7 +51,7 @@ def step_cost(monkeypatch, tmp_path):
         minutes = costs[precision] * (size / 224) ** 2 / 60
         return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
 
-    monkeypatch.setattr(start, "time_steps", time_steps)
+    monkeypatch.setattr(timed_run, "time_steps", time_steps)
     monkeypatch.setattr(start, "has_bfloat16", lambda device: True)
     monkeypatch.setattr(start, "SLOW_CHECKS", (*start.SLOW_CHECKS, *CHECKS_OF_THE_MODEL))
     return costs, timed
@@ -185,7 +185,7 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
         timed.append((frozen, config["train"]["precision"], config["train"]["epochs"]))
         return StepCost(1 / 60 if frozen == 1 else 0.5 / 60, 1.0, 10)
 
-    monkeypatch.setattr(start, "time_steps", time_steps)
+    monkeypatch.setattr(timed_run, "time_steps", time_steps)
     images, annotations = str(world / "train2017"), str(world / "annotations/instances_train2017.json")
     main([images, annotations, "--dry-run", "--hours", "0.1"])
     assert timed == [(1, "fp32", 1000), (1, "bf16", 1000), (3, "fp32", 1000)]
@@ -274,7 +274,7 @@ def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(w
 )
 def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annotations, model):
     monkeypatch.setattr(
-        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
+        timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
     )
     main(
         [str(world / "train2017"), str(world / "annotations" / annotations), RANDOM, "--task", task, "--dry-run"]
@@ -286,7 +286,7 @@ def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annot
 
 def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     monkeypatch.setattr(
-        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
+        timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
     )
     images = sorted((world / "train2017").glob("*.png"))
     for k, image in enumerate(images):
@@ -302,7 +302,7 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
 
 def test_a_leak_in_the_users_own_split_is_said_and_does_not_stop(world, step_cost, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
-        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
+        timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
     )
     image = next((world / "train2017").glob("*.png"))
     for split, name in itertools.product(("train", "val"), ("rose", "tulip")):
@@ -320,7 +320,7 @@ def test_a_leak_in_the_users_own_split_is_said_and_does_not_stop(world, step_cos
 
 def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
     monkeypatch.setattr(
-        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
+        timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
     )
     detection(world, "--hours", "0.05")
     detection(world, "--hours", "0.05")
@@ -390,9 +390,9 @@ def test_steps_are_timed_whatever_the_number_of_epochs_and_for_minutes_at_most(w
         timed.append((config["train"]["epochs"], minutes))
         return StepCost(1 / 60, 1 / 60, 8)
 
-    monkeypatch.setattr(start, "time_steps", time_steps)
+    monkeypatch.setattr(timed_run, "time_steps", time_steps)
     detection(world, "--hours", "100", "train.epochs=1")
-    assert timed == [(1000, start.LONGEST_TIMING)] * 2
+    assert timed == [(1000, timed_run.LONGEST_TIMING)] * 2
     assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 1
 
 
@@ -413,11 +413,11 @@ def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, mes
 
 def test_an_announcement_that_steps_are_measured_again_is_true():
     request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu")
-    assert start.is_paced(request) and not start.is_paced(replace(request, overrides=("train.epochs=10",)))
+    assert request.is_paced and not replace(request, overrides=("train.epochs=10",)).is_paced
 
 
 def test_too_short_a_time_is_refused_before_anything_is_timed(world, step_cost, monkeypatch):
-    monkeypatch.setattr(start, "time_steps", pytest.fail)
+    monkeypatch.setattr(timed_run, "time_steps", pytest.fail)
     with pytest.raises(SystemExit, match="too short for one epoch of 17 images, which takes 0.0 min here"):
         detection(world, "--hours", "0.00001")
 
@@ -477,7 +477,7 @@ def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, mon
     read = own_data.read_own_data
     monkeypatch.setattr(start, "read_own_data", with_short_side(read, 480))
     monkeypatch.setattr(
-        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 8000)
+        timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 8000)
     )
     config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
     assert config["train"]["epochs"] == 1
@@ -510,7 +510,7 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
     choice = start.Choice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
     now = time.monotonic()
-    start.train_in_time(request, data, choice, Path("runs/start"), deadline=now + 1800)
+    start.train_chosen(request, data, choice, Path("runs/start"), deadline=now + 1800)
     run = Path("runs/start/run")
     assert calls == [(None, 1800, None, None), (run, 1800, 7.0, 240), (run, 1800, 7.0, 67)]
     assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 67
@@ -518,8 +518,8 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
     # Two thirds of the time have passed before training: there is time for a third of the epochs.
     calls.clear()
     plans = iter([(None, 0.3)])
-    monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: now))
-    start.train_in_time(request, data, choice, Path("runs/start"), deadline=now + 600)
+    monkeypatch.setattr(timed_run, "time", SimpleNamespace(monotonic=lambda: now))
+    start.train_chosen(request, data, choice, Path("runs/start"), deadline=now + 600)
     assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 160
 
 

@@ -11,22 +11,21 @@ from typing import Any
 
 from vitkit.apps.pretraining.methods import METHODS
 from vitkit.apps.pretraining.photos import Photos
-from vitkit.apps.starter.start import comment
-from vitkit.config.overrides import split_override
+from vitkit.apps.starter.timed_run import CONFIG, TimedRequest, comment, derive_config
 from vitkit.errors import ConfigError
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.text_format import pluralize
 
-CONFIG, PLAN = "config.py", "pretrain.json"
-"""Files in the run's folder: the written config, and what a resumption reads."""
+PLAN = "pretrain.json"
+"""The file in the run's folder that a resumption reads."""
 NUM_EVALUATIONS = 5
 WARMUP_EPOCHS = 1
 LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(TimedRequest):
     """What the user asks for; see `pretrain`."""
 
     photos: Any
@@ -45,15 +44,6 @@ class Request:
         photos = self.photos if isinstance(self.photos, str) else "PHOTOS"
         return shlex.join(["vitkit", "pretrain", photos, *words, *self.overrides])
 
-    @property
-    def is_paced(self) -> bool:
-        """Whether training is fitted to the time, as the number of epochs is not given."""
-        return not self.overrides_key("train.epochs")
-
-    def overrides_key(self, key: str) -> bool:
-        """Return whether the user gives a value of the config."""
-        return any(split_override(override)[0] == key for override in self.overrides)
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -69,22 +59,18 @@ class Choice:
     batch: int = 0
     """Number of a step's images that are computed at once; 0: all."""
 
-    def steps(self, photos: Photos) -> int:
-        """Return the number of steps of the run."""
-        return self.epochs * math.ceil(photos.count * self.repeats / self.images)
-
-    def minutes(self, photos: Photos) -> float:
-        """Return the minutes that the steps take."""
-        return self.steps(photos) * self.step_minutes
+    def steps_per_epoch(self, photos: Photos) -> int:
+        """Return the number of steps of an epoch."""
+        return math.ceil(photos.count * self.repeats / self.images)
 
     def describe(self, photos: Photos) -> str:
         """Return the choices in words."""
         times = f", each with every image {self.repeats} times" if self.repeats > 1 else ""
         times = times or (f", each with {self.repeats:.2g} of the images" if self.repeats < 1 else "")
-        steps = pluralize(self.steps(photos), "steps")
+        steps = self.epochs * self.steps_per_epoch(photos)
         return (
             f"crops of {self.size} pixels, {self.images} images a step, {pluralize(self.epochs, 'epochs')}{times}: "
-            f"{steps} of {60 * self.step_minutes:.2f} s, {self.minutes(photos):.0f} min"
+            f"{pluralize(steps, 'steps')} of {60 * self.step_minutes:.2f} s, {steps * self.step_minutes:.0f} min"
         )
 
 
@@ -130,42 +116,34 @@ def config_text(plan: Plan, folder: Path) -> str:
         name, has_weights, weights = request.teacher.partition("=")
         is_spec = has_weights and not os.path.exists(request.teacher)
         arguments["teacher"] = dict(type=name, pretrained=weights) if is_spec else request.teacher
-    called = ",\n".join(f"        {name}={value!r}" for name, value in arguments.items())
+    called = ",\n".join(f"    {name}={value!r}" for name, value in arguments.items())
+    about = [f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")]
+    about += [f"Written by: {request.command(folder)}"]
     lines = [
-        comment(f"{photos.summary}; {'; '.join(photos.notes)}".removesuffix("; ")),
-        comment(f"Written by: {request.command(folder)}"),
-        "",
-        *["from vitkit.config import with_overrides"] * bool(request.overrides),
-        f"from vitkit.configs.pretrain.{method.config} import config as base",
-        "",
-        "",
-        "def config():",
-        f"    {comment(f'{request.method}: {method.text}')}",
-        *[f"    {comment(choice.describe(photos))}"] * (choice.step_minutes > 0),
-        f"    cfg = base(\n{called},\n    )",
-        f'    cfg["data"].update(images_per_gpu={choice.batch or choice.images}, num_workers="auto", on_error="skip")',
+        comment(f"{request.method}: {method.text}"),
+        *[comment(choice.describe(photos))] * (choice.step_minutes > 0),
+        f"cfg = base(\n{called},\n)",
+        f'cfg["data"].update(images_per_gpu={choice.batch or choice.images}, num_workers="auto", on_error="skip")',
     ]
     if choice.repeats != 1:
         few, many = "few: an epoch with each once would be over in seconds", "many: an epoch has a part of them"
         lines += [
-            f"    # The photos are {few if choice.repeats > 1 else many}.",
-            f'    cfg["data"]["train"]["repeats"] = {choice.repeats}',
+            f"# The photos are {few if choice.repeats > 1 else many}.",
+            f'cfg["data"]["train"]["repeats"] = {choice.repeats}',
         ]
     val, metric = shown_images(plan), ""
     if request.labelled is not None:
         val = dict(type="ImageFolder", folder=request.labelled, transforms=val["transforms"])
         metric = ', best_metric="knn/top1"'
     lines += [
-        f'    cfg["data"]["val"] = {val!r}',
-        *[f'    cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
-        f'    cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
-        *(f"    {line}" for line in method.small),
-        f'    cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
-        f'    cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
+        f'cfg["data"]["val"] = {val!r}',
+        *[f'cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
+        f'cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
+        *method.small,
+        f'cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
+        f'cfg["train"]["eval_every"] = {math.ceil(choice.epochs / NUM_EVALUATIONS)}',
     ]
-    if request.overrides:
-        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {list(request.overrides)!r})"]
-    return "\n".join([*lines, "    return cfg"]) + "\n"
+    return derive_config(f"pretrain.{method.config}", about, lines, list(request.overrides))
 
 
 def shown_images(plan: Plan) -> dict[str, Any]:

@@ -18,12 +18,10 @@ import torch
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
-from vitkit.apps.pretraining.plan import CONFIG, PLAN, Choice, Plan, Request, config_text, shown_images
+from vitkit.apps.pretraining.plan import PLAN, Choice, Plan, Request, config_text, shown_images
 from vitkit.apps.pretraining.report import write_pretraining_report
-from vitkit.apps.starter.child_runs import time_steps
-from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
-from vitkit.apps.starter.start import make_free_folder
-from vitkit.apps.training import api
+from vitkit.apps.starter.child_runs import StepCost
+from vitkit.apps.starter.timed_run import CONFIG, make_free_folder, time_settings, train_in_time
 from vitkit.config import load_config
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
@@ -45,11 +43,6 @@ from vitkit.weights.names import BACKBONE_WEIGHTS
 
 BEFORE, REPORT = "before.json", "report.html"
 """Files in the run's folder: the features' metrics at the start, and the report."""
-TRAINING_SHARE = 0.8
-"""The fraction of the time for training; the rest is for evaluations and the report."""
-TIMING_SHARE = 0.01
-LONGEST_TIMING = 3.0
-"""The fraction of the time for which a setting is timed, at least, and the minutes that are always enough."""
 MIN_STEPS = 50
 """The number of steps below which a run is refused."""
 NUM_EPOCHS = 20
@@ -147,7 +140,7 @@ def pretrain(
         if dry_run:
             print(f"train it  {resume_command(folder)}")
             return Pretrained(folder, folder / CONFIG, None, before, {}, None)
-        train_in_time(plan, folder, device, began=began)
+        train_planned(plan, folder, device, began=began)
         return conclude(plan, folder, device, before, began=began)
     except (KeyboardInterrupt, SystemExit) as interruption:  # the latter by SIGTERM, or in a child process
         if not isinstance(interruption.__cause__ or interruption, Interrupted):  # which has said so
@@ -232,7 +225,7 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     plan.write(folder)
     config = load_config(folder / CONFIG)
     given = config["train"]["images_per_step"]
-    if request.overrides_key("train.images_per_step") and given is not None:
+    if "train.images_per_step" in request.values and given is not None:
         plan = replace(plan, choice=replace(choice, images=given, batch=min(images, given)))
         plan.write(folder)
         config = load_config(folder / CONFIG)
@@ -303,18 +296,13 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
         TrainingError: training failed.
     """
     request, photos = plan.request, plan.photos
-    minutes = 60 * request.hours * TRAINING_SHARE
+    minutes = request.training_minutes
     sizes = sizes_for(request, photos)
 
     def timed(choice: Choice) -> Choice:
         # Without the time of a step, so that a resumption times again what was not timed to the end.
         replace(plan, choice=replace(choice, step_minutes=0.0)).write(folder)
-        command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", device]
-        cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
-        (folder / "timing.txt").unlink(missing_ok=True)
-        note = note_if_busy(cost.minutes, cost.processor_minutes) if device == "cpu" else ""
-        seconds = f"crops of {choice.size} pixels: {60 * cost.minutes:.2f} s a step"
-        print(f"timed     {seconds}{f'; it {note}' if note else ''}", flush=True)
+        cost = time_settings(folder, f"crops of {choice.size} pixels", request, device)
         return replace(choice, step_minutes=cost.minutes)
 
     least, *larger = sizes
@@ -332,8 +320,8 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
         )
     repeats = steps * choice.images / (NUM_EPOCHS * photos.count) if request.is_paced else 1
     repeats = max(1, round(repeats)) if repeats >= 0.5 else round(repeats, 6)
-    steps_per_epoch = math.ceil(photos.count * repeats / choice.images)
-    choice = replace(choice, repeats=repeats, epochs=max(1, int(steps / steps_per_epoch)))
+    choice = replace(choice, repeats=repeats)
+    choice = replace(choice, epochs=max(1, int(steps / choice.steps_per_epoch(photos))))
     replace(plan, choice=choice).write(folder)
     # Those of the command line, if it has them, decide how often there is an evaluation.
     choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])
@@ -346,7 +334,7 @@ def with_wanted_images(choice: Choice, plan: Plan, minutes: float) -> Choice:
     """Return a choice with as many images in a step as the method wants, if the user gives no number, and there are as
     many photos, and time for enough of such steps; say so, or that there is not."""
     wanted = METHODS[plan.request.method].wanted_images
-    is_given = plan.request.overrides_key("train.images_per_step")
+    is_given = "train.images_per_step" in plan.request.values
     if is_given or wanted <= choice.images or wanted > plan.photos.count:
         return choice
     steps = int(minutes / choice.step_minutes * choice.images / wanted)
@@ -382,33 +370,21 @@ def measure(
     return measure_features(backbone, data, evaluator, device=device)
 
 
-def train_in_time(plan: Plan, folder: Path, device: str, *, began: float) -> None:
+def train_planned(plan: Plan, folder: Path, device: str, *, began: float) -> None:
     """Train, or go on with it, until the time is over."""
-    seconds, used = 3600 * plan.request.hours, 0.0
-    is_resumed = (folder / LAST_NAME).is_file()
-    if is_resumed:
+    used, how = 0.0, dict(run_dir=folder)
+    if (folder / LAST_NAME).is_file():
+        how = dict(resume=folder)
         with suppress(DataError):  # nothing was logged yet
             used = 60 * read_log(folder / LOG_NAME)[0][-1]["minutes"]
-    deadline = began + seconds - used
+    choice, deadline = plan.choice, began + 3600 * plan.request.hours - used
 
-    def replan(epochs: int, minutes: float) -> dict[str, int]:
-        new = replace(plan, choice=replace(plan.choice, epochs=epochs, step_minutes=minutes))
-        new.write(folder)
-        print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
-        return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
+    def replan(epochs: int, minutes: float) -> None:
+        replace(plan, choice=replace(choice, epochs=epochs, step_minutes=minutes)).write(folder)
 
-    # Reading the images and timing the steps may have taken long.
-    minutes_left, needed = (deadline - time.monotonic()) / 60 * TRAINING_SHARE, plan.choice.minutes(plan.photos)
-    if plan.request.is_paced and not is_resumed and needed > TOO_SLOW * minutes_left:
-        replan(max(1, int(plan.choice.epochs * minutes_left / needed)), plan.choice.step_minutes)
-    how: dict[str, Any] = (
-        dict(resume=folder) if is_resumed else dict(config=load_config(folder / CONFIG), run_dir=folder)
-    )
-    how |= dict(device=device, hooks=[GoesOnByPretrain()])
-    if plan.request.is_paced:
-        train_until(deadline, replan, seconds=seconds, **how)
-    else:
-        api.train(**how)
+    cost = StepCost(choice.step_minutes, 0.0, choice.steps_per_epoch(plan.photos))
+    how |= dict(request=plan.request, deadline=deadline, device=device, hooks=[GoesOnByPretrain()])
+    train_in_time(folder / CONFIG, replan, choice.epochs, cost, **how)
 
 
 def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *, began: float) -> Pretrained:

@@ -1,10 +1,8 @@
 """From images and annotations to a trained and evaluated model within a given time: `vitkit.start`."""
 
 import functools
-import itertools
 import math
 import shlex
-import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +14,24 @@ from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import FoundModel
 from vitkit.apps.report import write_report
-from vitkit.apps.starter.child_runs import StepCost, time_steps
+from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.own_data import OwnData, read_own_data
-from vitkit.apps.starter.pacing import TOO_SLOW, note_if_busy, train_until
 from vitkit.apps.starter.recipes import RECIPES, Network
+from vitkit.apps.starter.timed_run import (
+    CONFIG,
+    TRAINING_SHARE,
+    TimedRequest,
+    comment,
+    derive_config,
+    make_free_folder,
+    time_settings,
+    train_in_time,
+)
 from vitkit.apps.starter.zero_shot import find_text_prompted, score_zero_shot
 from vitkit.apps.training import api
 from vitkit.apps.training.api import Run
 from vitkit.config import Config, load_config
-from vitkit.config.overrides import split_override
 from vitkit.devices import default_device, has_bfloat16
-from vitkit.engine.run_folder import writing_into
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.logging import LOG_NAME
 from vitkit.protocols.evaluator import is_measured
@@ -36,13 +41,6 @@ from vitkit.visualization.curves import read_log
 from vitkit.weights import load_pretrained
 from vitkit.weights.pretrained import trained_backbone
 
-CONFIG = "config.py"
-TRAINING_SHARE = 0.8
-"""The fraction of the time for training; the rest is for evaluations, figures and the report."""
-TIMING_SHARE = 0.01
-"""The minimum fraction of the time for which each of the compared settings is timed."""
-LONGEST_TIMING = 3.0
-"""The number of minutes that are always enough to time a setting, as the pace is measured again during training."""
 FASTEST_STEP = 0.02 / 60
 """Minutes of a training step that no processor undercuts: less time than an epoch of these is refused at once."""
 FASTER = 4
@@ -85,7 +83,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(TimedRequest):
     """What the user asks for; see `start`."""
 
     task: str
@@ -95,11 +93,6 @@ class Request:
     val_fraction: float
     device: str
     overrides: Sequence[str] = ()
-
-    @property
-    def values(self) -> dict[str, str]:
-        """The overrides' values by key."""
-        return dict(map(split_override, self.overrides))
 
     def command(self, hours: float) -> str:
         """Return the command that does the same in another time."""
@@ -183,7 +176,7 @@ def start(
     if request.channels is not None:
         data = replace(data, config_lines=[*data.config_lines, *pixel_statistics(request, data, folder)])
     choice = choose(request, data, folder)
-    later = ", which is measured again during training" * (not dry_run and is_paced(request))
+    later = ", which is measured again during training" * (not dry_run and request.is_paced)
     print(f"chosen    {describe_network(load_config(folder / CONFIG))}, {choice.text}{later}")
     print_expectation(request, data, choice)
     print(f"config    {folder / CONFIG}", flush=True)
@@ -241,11 +234,6 @@ def describe_score(metric: str | None, results: Iterable[Mapping[str, float]]) -
     return f"{metric} cannot be measured: no object" if best is None else f"{metric} {best:.3f}"
 
 
-def is_paced(request: Request) -> bool:
-    """Whether training is fitted to the time, as the number of epochs is not given."""
-    return "train.epochs" not in request.values
-
-
 def train_and_report(
     request: Request,
     data: OwnData,
@@ -265,7 +253,7 @@ def train_and_report(
     """
     began = time.monotonic()
     try:
-        run = train_in_time(request, data, choice, folder, deadline=deadline)
+        run = train_chosen(request, data, choice, folder, deadline=deadline)
     except KeyboardInterrupt:
         command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
         print(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
@@ -292,45 +280,16 @@ def train_and_report(
     return run, path
 
 
-def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path, *, deadline: float) -> Run:
-    """Train until a time on the monotonic clock, with pauses in which the epochs are fitted to what a step takes."""
+def train_chosen(request: Request, data: OwnData, choice: Choice, folder: Path, *, deadline: float) -> Run:
+    """Train with the chosen settings until a time on the monotonic clock, see `train_in_time`."""
 
-    def plan(epochs: int, minutes: float) -> dict[str, int]:
-        nonlocal choice
-        choice = replace(choice, epochs=epochs, cost=replace(choice.cost, minutes=minutes))
-        write_start_config(folder / CONFIG, request, data, choice)
-        print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
-        print_expectation(request, data, choice)
-        return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
+    def replan(epochs: int, minutes: float) -> None:
+        new = replace(choice, epochs=epochs, cost=replace(choice.cost, minutes=minutes))
+        write_start_config(folder / CONFIG, request, data, new)
+        print_expectation(request, data, new)
 
-    config = load_config(folder / CONFIG)
-    if not is_paced(request):
-        return api.train(config, run_dir=folder / "run", device=request.device)
-    # Reading the data and timing the steps may have taken long.
-    minutes_left = (deadline - time.monotonic()) / 60 * TRAINING_SHARE
-    if choice.steps * choice.cost.minutes > TOO_SLOW * minutes_left:
-        plan(max(1, int(minutes_left / choice.cost.minutes / choice.cost.steps_per_epoch)), choice.cost.minutes)
-        config = load_config(folder / CONFIG)
-    how = dict(config=config, run_dir=folder / "run", device=request.device)
-    return train_until(deadline, plan, seconds=3600 * request.hours, **how)
-
-
-def make_free_folder(path: Path) -> Path:
-    """Make the folder to write into, with a number after its name if a folder with contents is in the way.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
-    candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
-    with writing_into(path):
-        folder = next(candidate for candidate in candidates if is_free(candidate))
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def is_free(folder: Path) -> bool:
-    """Whether there is nothing, or only an empty folder, such as a failed earlier start leaves behind."""
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    how = dict(request=request, deadline=deadline, run_dir=folder / "run", device=request.device)
+    return train_in_time(folder / CONFIG, replan, choice.epochs, choice.cost, **how)
 
 
 def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]:
@@ -392,7 +351,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         CheckpointError: see `imagenet_weights`.
         TrainingError: training failed.
     """
-    recipe, minutes = RECIPES[request.task], 60 * request.hours * TRAINING_SHARE
+    recipe, minutes = RECIPES[request.task], request.training_minutes
     pretrained, weights = imagenet_weights(request)
     network: Network = "resnet50" if pretrained else "small"
     if pretrained and request.device == "cpu" and recipe.has_many_objects(data):
@@ -410,13 +369,8 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     def measure(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
         write_start_config(folder / CONFIG, request, data, choice)
-        # Again, as an override may set fewer epochs than there are steps to time.
-        command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", request.device]
-        shortest = min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING)
-        cost = time_steps(command, folder / "timing", minutes=shortest, epoch_minutes=FASTER * minutes)
         settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
-        note = note_if_busy(cost.minutes, cost.processor_minutes) if request.device == "cpu" else ""
-        print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step{'; it ' * bool(note)}{note}", flush=True)
+        cost = time_settings(folder, settings, request, request.device, epoch_minutes=FASTER * minutes)
         refuse_if_too_short(cost.minutes * cost.steps_per_epoch, times=FASTER)
         epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
         return replace(choice, cost=cost, epochs=epochs)
@@ -459,7 +413,7 @@ def write_start_config(path: Path, request: Request, data: OwnData, choice: Choi
     """Write the choices as a config, with the reason for each."""
     recipe = RECIPES[request.task]
     reason = "timing" if choice.cost is None else f"{60 * choice.cost.minutes:.2f} s a step"
-    if choice.cost is not None and "train.epochs" not in request.values:
+    if choice.cost is not None and request.is_paced:
         reason += f": {pluralize(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} of {request.hours:g} h"
     if larger := [size for size in recipe.sizes_for(data) if size > choice.size]:
         steps = pluralize(recipe.sizes[larger[0]], "steps")
@@ -468,33 +422,23 @@ def write_start_config(path: Path, request: Request, data: OwnData, choice: Choi
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
     options = ", ends_at_res3=True" * (choice.network == "res3") + ", frozen_stages=3" * choice.freezes_res3
     options += f", channels={request.channels}" * (request.channels is not None)
+    about = [data.summary, f"Written by: {request.command(request.hours)}"]
+    about += [f"Evidence:   {recipe.data}"] * bool(recipe.data)
     lines = [
-        comment(data.summary),
-        comment(f"Written by: {request.command(request.hours)}"),
-        *[comment(f"Evidence:   {recipe.data}")] * bool(recipe.data),
-        "",
-        *["from vitkit.config import with_overrides"] * bool(request.overrides),
-        f"from vitkit.configs.start.{request.task} import config as base",
-        "",
-        "",
-        "def config():",
-        f"    {comment(choice.weights)}",
-        f"    {comment(f'{choice.size} pixels: {reason}')}",
-        f"    cfg = base(size={choice.size}, pretrained={choice.network != 'small'}{options})",
-        textwrap.indent("\n".join(data.config_lines), "    "),
-        *[f"    {comment(f'{choice.precision}: the faster one of float32 and bfloat16 here')}"]
-        * (len(request.precisions) > 1),
-        f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
-        f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
+        comment(choice.weights),
+        comment(f"{choice.size} pixels: {reason}"),
+        f"cfg = base(size={choice.size}, pretrained={choice.network != 'small'}{options})",
+        *data.config_lines,
+        *[comment(f"{choice.precision}: the faster one of float32 and bfloat16 here")] * (len(request.precisions) > 1),
+        f'cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
+        f'cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
     ]
     if choice.warmup_steps is not None:
-        lines += ["    # a twentieth of a short run", f'    cfg["schedule"]["warmup_steps"] = {choice.warmup_steps}']
-    if request.overrides:
-        maps = maps_for_neck(request.values) if request.task == "detection" else []
-        overrides = (*request.overrides, *[f"model.backbone.out_features=[{','.join(maps)}]"] * bool(maps))
-        lines += [f"    # from the command line{'; the neck takes three maps' * bool(maps)}"]
-        lines += [f"    cfg = with_overrides(cfg, {overrides!r})"]
-    path.write_text("\n".join([*lines, "    return cfg"]) + "\n", encoding="utf-8")
+        lines += ["# a twentieth of a short run", f'cfg["schedule"]["warmup_steps"] = {choice.warmup_steps}']
+    maps = maps_for_neck(request.values) if request.task == "detection" else []
+    overrides = (*request.overrides, *[f"model.backbone.out_features=[{','.join(maps)}]"] * bool(maps))
+    note = "; the neck takes three maps" * bool(maps)
+    path.write_text(derive_config(f"start.{request.task}", about, lines, overrides, note), encoding="utf-8")
 
 
 def maps_for_neck(values: Mapping[str, str]) -> list[str]:
@@ -513,11 +457,6 @@ def maps_for_neck(values: Mapping[str, str]) -> list[str]:
 @functools.cache
 def _maps_of(backbone: str) -> list[str]:
     return list(BACKBONES.build(dict(type=backbone, pretrained=False)).feature_info)
-
-
-def comment(text: str) -> str:
-    """Return a one-line comment; characters that could end the line are written as escape sequences."""
-    return "# " + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def check(path: Path, request: Request) -> list[str]:

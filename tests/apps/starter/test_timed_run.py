@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from helpers.toy_training import records, run
 
-from vitkit.apps.starter import pacing
-from vitkit.apps.starter.pacing import Pace, note_if_busy
+from vitkit.apps.starter import timed_run
+from vitkit.apps.starter.timed_run import Pace, note_if_busy
 from vitkit.engine.hooks import Hook
 
 
@@ -21,7 +21,7 @@ def clock(monkeypatch):
 
     clock.wait = wait
     fake = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.processor)
-    monkeypatch.setattr(pacing, "time", fake)
+    monkeypatch.setattr(timed_run, "time", fake)
     return clock
 
 
