@@ -48,6 +48,7 @@ from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.load import Loaded, check_not_exported, find_trained, load
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
+from vitkit.config import Config
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.devices import processor_name
@@ -192,7 +193,7 @@ def card_usage(predictor: Loaded, out: Path, runner: Path | None) -> str:
 
 def name_of(model: str | Path | Mapping[str, Any]) -> str:
     """Return the name of a model's file without extension: that of its folder, checkpoint, config or zoo entry."""
-    path = Path(model if isinstance(model, str | Path) else getattr(model, "path", "model"))
+    path = Path(model if isinstance(model, str | Path) else model.path if isinstance(model, Config) else "model")
     return path.resolve().name if path.is_dir() else path.stem
 
 

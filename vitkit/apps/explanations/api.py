@@ -27,6 +27,7 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.io.output import make_new_folder
+from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Reconstructs, child
 
 
@@ -153,85 +154,87 @@ def explain(
     # With an image, a text says what to look for.
     sentence, sought = (text, None) if image is None else (None, text)
     inputs = {"image": image, "text": sentence, "video": video, "images": images, "dataset": dataset or None}
-    options = {
-        "text": sought,
-        "points": points or None,
-        "frame": frame,
-        "queries": queries or None,
-        "threshold": threshold,
-        "encoder_layer": encoder_layer,
-        "decoder_layer": decoder_layer,
-        "html": html or None,
-        "words": words or None,
-        "size": size,
-        "compare": compare or None,
-        "max_images": max_images,
-    }
-    options = _check_inputs(_names(inputs), _names(options))
-    if max_images is not None and max_images < 1:
-        raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
-    if out is not None and Path(out).exists() and not Path(out).is_dir():
-        raise ConfigError(f"out: '{out}' is a file; expected a folder to write into.")
-    config, classes, split = {}, None, None
-    if not isinstance(model, str | Path | Mapping):
-        loaded, name = model, type(model.model).__name__
-        if dataset:
-            raise ConfigError("dataset: a loaded model has no config of its data. Give the model's name in its place.")
-    elif is_backbone(model):
-        loaded, name = load_backbone(model, weights, overrides=overrides, device=device), str(weights or model)
-    else:
-        name = str(model if isinstance(model, str | Path) and weights is None else weights)
-        config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
-        if dataset:
-            data = DataSettings(**config.get("data", {}))
-            split = data.dataset("val")
-            classes = split.classes
-        loaded = load(config, weights, classes=classes, device=device)
-    check_not_exported(loaded, "explain")
+    given = dict(text=sought, points=points or None, frame=frame, queries=queries or None, threshold=threshold)
+    given |= dict(encoder_layer=encoder_layer, decoder_layer=decoder_layer, html=html or None, words=words or None)
+    given |= dict(size=size, compare=compare or None, max_images=max_images)
+    options = _check_inputs(_names(inputs), _names(given))
+    _check_values(max_images, out)
+    subject = _find_subject(model, weights, dataset=dataset, overrides=overrides, trust=trust, device=device)
     result = Explanation(make_new_folder(Path("runs/explain")) if out is None else Path(out))
-    if loaded.report is not None:
-        result.notes.append(str(loaded.report))
-    request = Request(
-        points=points,
-        queries=queries,
-        frame=frame,
-        encoder_layer=encoder_layer,
-        decoder_layer=decoder_layer,
-        threshold=threshold,
-        beams=beams,
-        html=html,
-        words=words,
-    )
+    if subject.loaded.report is not None:
+        result.notes.append(str(subject.loaded.report))
+    request = Request(points, queries, frame, encoder_layer, decoder_layer, threshold, beams, html, words)
     if sentence is not None:
-        if isinstance(loaded, Predictor):
-            raise ConfigError(f"text: {type(loaded.model).__name__} reads no text. Give an image or a video.")
-        explain_text(loaded, sentence, request, result)
+        explain_text(_of_text(subject.loaded), sentence, request, result)
         return result
-    predictor = _resize(_of_images(loaded), size)
+    predictor = _of_images(subject.loaded, size)
     if sought is not None:
         predictor = predictor.with_text(sought)
     if video is not None:
         result.stem = Path(video).stem
         explain_clip(predictor, video, request, result)
     if image is not None:
-        if predictor.model.classifies_masks and "criterion" in config:
-            request = replace(request, criterion=build_criterion(config["criterion"], predictor.classes))
-        explain_image(predictor, image, request, result, options=options)
+        explain_image(predictor, image, _with_criterion(request, subject, predictor), result, options=options)
     result.stem = ""
     if images is not None:
-        predictors = {name: predictor}
-        if compare:
-            # Named by their weights, as two checkpoints may share a config.
-            if is_backbone(compare[0]):
-                other = load_backbone(*compare, device=device)
-            else:
-                other = load(*compare, device=device, trust=trust)
-            check_not_exported(other, "compare")
-            predictors[str(compare[-1])] = _resize(_of_images(other), size)
+        predictors = {subject.name: predictor}
+        if compare:  # named by their weights, as two checkpoints may share a config
+            predictors[str(compare[-1])] = _of_images(_load_other(compare, trust=trust, device=device), size)
         explain_distances(predictors, images_in(Path(images), channels=predictor.channels)[:max_images], result)
-    if split is not None:
-        explain_slots(predictor.model, data.val_loader(split), device, request, result)
+    if subject.data is not None:
+        explain_slots(predictor.model, subject.data.val_loader(subject.split), device, request, result)
     return result
+
+
+class _Subject(NamedTuple):
+    """A loaded model to explain."""
+
+    loaded: Loaded
+    name: str
+    config: Mapping[str, Any] = {}
+    """Its config; {} if it has none, or was given loaded."""
+    data: DataSettings | None = None
+    """The config's data, if the model is to be explained over its validation data."""
+    split: Dataset | None = None
+    """The validation data."""
+
+
+def _find_subject(
+    model: str | Path | Mapping[str, Any] | Loaded,
+    weights: str | Path | None,
+    *,
+    dataset: bool,
+    overrides: Sequence[str],
+    trust: bool,
+    device: str | torch.device,
+) -> _Subject:
+    """Load the model that is to be explained; the arguments and errors are those of `explain`."""
+    if not isinstance(model, str | Path | Mapping):
+        if dataset:
+            raise ConfigError("dataset: a loaded model has no config of its data. Give the model's name in its place.")
+        subject = _Subject(model, type(model.model).__name__)
+    elif is_backbone(model):
+        loaded = load_backbone(model, weights, overrides=overrides, device=device)
+        subject = _Subject(loaded, str(weights or model))
+    else:
+        name = str(model if isinstance(model, str | Path) and weights is None else weights)
+        config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
+        data = DataSettings(**config.get("data", {})) if dataset else None
+        split = None if data is None else data.dataset("val")
+        classes = None if split is None else split.classes
+        subject = _Subject(load(config, weights, classes=classes, device=device), name, config, data, split)
+    check_not_exported(subject.loaded, "explain")
+    return subject
+
+
+def _load_other(compare: Sequence[str | Path], *, trust: bool, device: str | torch.device) -> Loaded:
+    """Load the model that another one is compared with."""
+    if is_backbone(compare[0]):
+        other = load_backbone(*compare, device=device)
+    else:
+        other = load(*compare, device=device, trust=trust)
+    check_not_exported(other, "compare")
+    return other
 
 
 def _names(values: Mapping[str, Any]) -> list[str]:
@@ -254,17 +257,34 @@ def _check_inputs(inputs: Sequence[str], options: Sequence[str]) -> list[str]:
     return list(options)
 
 
-def _of_images(loaded: Loaded) -> Predictor:
-    if not isinstance(loaded, Predictor):
-        raise ConfigError(f"{type(loaded.model).__name__} reads text, not images. Give a text.")
+def _with_criterion(request: Request, subject: _Subject, predictor: Predictor) -> Request:
+    """Add a mask model's loss, whose points are drawn, if its config has one."""
+    if not (predictor.model.classifies_masks and "criterion" in subject.config):
+        return request
+    return replace(request, criterion=build_criterion(subject.config["criterion"], predictor.classes))
+
+
+def _check_values(max_images: int | None, out: str | Path | None) -> None:
+    """Raise a ConfigError if there is no image to average over, or a file is to be the folder to write."""
+    if max_images is not None and max_images < 1:
+        raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise ConfigError(f"out: '{out}' is a file; expected a folder to write into.")
+
+
+def _of_text(loaded: Loaded) -> Loaded:
+    if isinstance(loaded, Predictor):
+        raise ConfigError(f"text: {type(loaded.model).__name__} reads no text. Give an image or a video.")
     return loaded
 
 
-def _resize(predictor: Predictor, size: tuple[int, int] | None) -> Predictor:
-    """Return a predictor that resizes its images to (height, width); None: the same one."""
+def _of_images(loaded: Loaded, size: tuple[int, int] | None) -> Predictor:
+    """Return a predictor of images, which resizes them to (height, width); None: as the loaded one does."""
+    if not isinstance(loaded, Predictor):
+        raise ConfigError(f"{type(loaded.model).__name__} reads text, not images. Give a text.")
     if size is None:
-        return predictor
-    predictor = copy.copy(predictor)
+        return loaded
+    predictor = copy.copy(loaded)
     predictor.transforms, predictor.image_sizes = EvalResize(size=size), None
     return predictor
 

@@ -216,7 +216,7 @@ def _license_fields(license: str | None) -> dict[str, str]:
 
 def _classes(loaded: Loaded) -> list[str]:
     """Return a section with the names of the classes; nothing for a model without classes."""
-    classes: Sequence[str] = getattr(loaded, "classes", ())
+    classes = loaded.classes if isinstance(loaded, Predictor) else ()
     if not classes:
         return []
     more = f", and {len(classes) - _MAX_CLASSES} more" if len(classes) > _MAX_CLASSES else ""

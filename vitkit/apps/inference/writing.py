@@ -96,18 +96,7 @@ def predict_files(
         ConfigError: a model that classifies videos is to predict tiles, or on every Nth frame; processes that share the
             inputs have no common folder; or the predictions to be resumed were made in another way.
     """
-    images, videos = find_files(inputs, channels=predictor.channels)
-    if predictor.sampling is not None:
-        if tiling is not None:
-            raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
-        if output.every != 1:
-            raise ConfigError("--every: the model classifies clips, whose frames its config chooses. Leave it out.")
-        images, videos = group_frame_folders(inputs, images, videos)
-        if images:
-            raise DataError(
-                f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
-                "folder of its frames."
-            )
+    images, videos = find_inputs(predictor, inputs, output, tiling)
     if output.shard.of > 1 and output.overwrite:
         raise ConfigError("--overwrite: would remove what the other processes write. Choose a new folder by --out.")
     if output.folder is None:
@@ -150,11 +139,23 @@ def predict_files(
         if my_videos:
             predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
             predict_videos(predict, predictor, my_videos, output, write, leave_out)
-    lines = Lines(output.folder, len(named))
+    return collect(predictor, name, images, videos, output, journal)
+
+
+def collect(
+    predictor: Predictor, name: str, images: Named, videos: Named, output: Output, journal: Journal
+) -> Path | None:
+    """Merge the results of all processes; return the path of the JSON, or None if others have not finished.
+
+    Raises:
+        DataError: no input could be predicted; or, after everything is written, some could not.
+    """
+    num_inputs = len(images) + len(videos)
+    lines = Lines(output.folder, num_inputs)
     if lines.num_missing:
-        print(f"shard {output.shard} is done; {lines.num_missing} of {len(named)} inputs are left to the others")
+        print(f"shard {output.shard} is done; {lines.num_missing} of {num_inputs} inputs are left to the others")
         return None
-    if len(lines.failures) == len(named):
+    if len(lines.failures) == num_inputs:
         error = next(iter(lines.failures))["error"]
         if output.shard.of == 1:
             journal.remove()
@@ -164,6 +165,26 @@ def predict_files(
         head["thresholds"] = predictor.thresholds.to_json(predictor.classes)
     head |= {"images": lines.images} if images else {}
     return merge(lines, head | ({"videos": lines.videos} if videos else {}), output)
+
+
+def find_inputs(
+    predictor: Predictor, inputs: Sequence[str], output: Output, tiling: Tiling | None
+) -> tuple[Named, Named]:
+    """Return the images and the videos to predict on; arguments and errors are those of `predict_files`."""
+    images, videos = find_files(inputs, channels=predictor.channels)
+    if predictor.sampling is None:
+        return images, videos
+    if tiling is not None:
+        raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
+    if output.every != 1:
+        raise ConfigError("--every: the model classifies clips, whose frames its config chooses. Leave it out.")
+    images, videos = group_frame_folders(inputs, images, videos)
+    if images:
+        raise DataError(
+            f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
+            "folder of its frames."
+        )
+    return images, videos
 
 
 def merge(lines: Lines, results: dict[str, Any], output: Output) -> Path:

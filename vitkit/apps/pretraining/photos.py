@@ -108,14 +108,18 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
             f"{_describe(source)}: {pluralize(len(usable), 'images')} to learn from, of {len(dataset)}; expected at "
             f"least {MIN_IMAGES}. Add some. {'; '.join(notes)}".rstrip()
         )
-    listed = listed_shown = source
-    paths = [dataset.image_path(index) for index in usable]
-    if None not in paths:
-        names = [f"{os.path.abspath(path)}\n" for path in paths]
-        for file, some in ((IMAGES, names), (SHOWN, names[:: -(-len(names) // NUM_SHOWN)])):
-            write_text(folder / file, "".join(some))
-        listed, listed_shown = (os.path.abspath(folder / file) for file in (IMAGES, SHOWN))
-    return Photos(listed, listed_shown, len(usable), int(np.median(sides)), notes)
+    listed, shown = _list_files([dataset.image_path(index) for index in usable], folder) or (source, source)
+    return Photos(listed, shown, len(usable), int(np.median(sides)), notes)
+
+
+def _list_files(paths: Sequence[Path | None], folder: Path) -> tuple[str, str] | None:
+    """Write the list of the usable images, and that of those to show; None if they are not files."""
+    if None in paths:
+        return None
+    names = [f"{os.path.abspath(path)}\n" for path in paths]
+    for file, some in ((IMAGES, names), (SHOWN, names[:: -(-len(names) // NUM_SHOWN)])):
+        write_text(folder / file, "".join(some))
+    return os.path.abspath(folder / IMAGES), os.path.abspath(folder / SHOWN)
 
 
 def leave_out_lost(photos: Photos) -> None:

@@ -103,20 +103,12 @@ def _page_parts(
         if position_of[error.image_id] not in urls:
             continue
         if error.image_id not in images:
-            image = listed[error.image_id]
             numbers[error.image_id] = [
                 k for k, annotation in enumerate(truth["annotations"]) if annotation["image_id"] == error.image_id
             ]
             annotations = [truth["annotations"][k] for k in numbers[error.image_id]]
-            images[error.image_id] = {
-                "url": urls[position_of[error.image_id]],
-                "size": [*image_sides(image)],
-                "labels": [label_of[annotation["category_id"]] for annotation in annotations],
-                "boxes": [annotation["bbox"] for annotation in annotations],
-                "predicted": [],
-                "scores": [],
-                "predicted_boxes": [],
-            }
+            described = _describe_image(listed[error.image_id], annotations, label_of)
+            images[error.image_id] = {"url": urls[position_of[error.image_id]], **described}
         image = images[error.image_id]
         words = {"true": "", "predicted": "", "score": 0.0}
         if error.annotation >= 0:
@@ -142,3 +134,17 @@ def _page_parts(
     rows = [[kind, count] for kind, count in counts.most_common()]
     alerts = [] if len(shown) == len(errors) else [Alert(f"{len(shown)} of {len(errors)} have room in this page.")]
     return [*alerts, Table(("kind", "listed"), rows), Review(list(counts), data)]
+
+
+def _describe_image(
+    image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], label_of: Mapping[int, int]
+) -> dict[str, Any]:
+    """Return what the page's script needs to know of an image, still without predictions."""
+    return {
+        "size": [*image_sides(image)],
+        "labels": [label_of[annotation["category_id"]] for annotation in annotations],
+        "boxes": [annotation["bbox"] for annotation in annotations],
+        "predicted": [],
+        "scores": [],
+        "predicted_boxes": [],
+    }

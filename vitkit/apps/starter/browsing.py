@@ -110,19 +110,21 @@ def browse(
             samples = [dataset[(index, each)] for each in seeds]
         cards += [draw_card(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
     out = make_new_folder(Path("runs/browse")) if out is None else Path(out)
-    images_per_line = views + original if views + original > 1 else IMAGES_PER_LINE
+    num_figures = save_figures(cards, out, views + original if views + original > 1 else IMAGES_PER_LINE)
+    title = f"{model}: data.{split}, {pluralize(len(dataset), 'images')}, seed {seed}"
+    write_gallery(cards, out / "index.html", title=title)
+    return Browsed(out / "index.html", num_figures, len(cards))
+
+
+def save_figures(cards: Sequence[Card], out: Path, images_per_line: int) -> int:
+    """Draw cards as OUT/figure_1.png and so on; return the number of figures."""
     images_per_figure = max(1, IMAGES_PER_FIGURE // images_per_line) * images_per_line
     for number, start in enumerate(range(0, len(cards), images_per_figure), start=1):
         panels = cards[start : start + images_per_figure]
-        save_grid(
-            [card.image for card in panels],
-            [f"{card.title}  {card.text}" for card in panels],
-            out / f"figure_{number}.png",
-            per_line=images_per_line,
-        )
-    title = f"{model}: data.{split}, {pluralize(len(dataset), 'images')}, seed {seed}"
-    write_gallery(cards, out / "index.html", title=title)
-    return Browsed(out / "index.html", number, len(cards))
+        texts = [f"{card.title}  {card.text}" for card in panels]
+        path = out / f"figure_{number}.png"
+        save_grid([card.image for card in panels], texts, path, per_line=images_per_line)
+    return number
 
 
 def choose(

@@ -160,7 +160,8 @@ def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, tr
     if not isinstance(source, Mapping):
         return load_config(source, overrides, trust=trust)
     # Values that are passed directly come from the caller's own program, and are therefore trusted.
-    return load_saved_config(json.dumps(source), getattr(source, "path", "config"), overrides, trust=True)
+    path = source.path if isinstance(source, Config) else "config"
+    return load_saved_config(json.dumps(source), path, overrides, trust=True)
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitkit.apps.analysis.activations import Activations, choose_countable_device, count_activations
 from vitkit.apps.analysis.fvcore_macs import count_macs_by_fvcore
-from vitkit.apps.analysis.macs import count_macs
+from vitkit.apps.analysis.macs import Macs, count_macs
 from vitkit.apps.analysis.memory import (
     OPTIMIZER_STATES,
     attention_matrices,
@@ -156,27 +156,17 @@ def analyze(
         )
     if lengths:
         raise ConfigError("--lengths: only for models of text. Give the --size of images.")
-    macs |= training_macs
     if training_macs and samples is None:
         samples = len(training_dataset(subject).training_indices())
+    macs |= training_macs
     module = subject.build("cpu" if macs or time or fvcore else "meta")
     shape, size_from = subject.input_shape(module, size=size, frames=frames, batch_size=batch_size)
-    names, parameters = parts(module, depth), count_parameters(module)
     prompts = _example_prompts(module, batch_size, "cpu")
     if prompts and (time or fvcore):
         raise ConfigError("--time, --fvcore: not for models that take a prompt. Leave them out.")
     counted = count_macs(module, torch.zeros(shape), **prompts) if macs else None
     by_fvcore = count_macs_by_fvcore(module, torch.zeros(shape)).total if fvcore else None
-    measured = {}
-    if time:
-        images = torch.zeros(shape, device=device)
-        measured = measure(module.to(device), images, names=names, repeats=repeats)
-    rows = {}
-    for name in names:
-        row = asdict(parameters[name]) | ({} if counted is None else {"macs": counted.by_module[name]})
-        row |= asdict(measured[name]) if name in measured else {}
-        if any(row.values()):
-            rows[name] = row
+    rows = _rows_of_parts(module, depth, counted, shape=shape, repeats=repeats if time else 0, device=device)
     training = training_macs_of(subject, counted.total // batch_size, samples) if training_macs else None
     return ImageCosts(
         subject.name,
@@ -191,6 +181,29 @@ def analyze(
         training=training,
         default_classes=subject.default_classes,
     )
+
+
+def _rows_of_parts(
+    module: nn.Module, depth: int, counted: Macs | None, *, shape: tuple[int, ...], repeats: int, device: str
+) -> dict[str, dict[str, float]]:
+    """Return what each part of a model costs, of those that cost something, see `ImageCosts.parts`.
+
+    Args:
+        counted: the MACs; None: they are not counted.
+        repeats: runs by which time and memory are measured; 0: they are not.
+    """
+    names, parameters = parts(module, depth), count_parameters(module)
+    measured = {}
+    if repeats:
+        images = torch.zeros(shape, device=device)
+        measured = measure(module.to(device), images, names=names, repeats=repeats)
+    rows = {}
+    for name in names:
+        row = asdict(parameters[name]) | ({} if counted is None else {"macs": counted.by_module[name]})
+        row |= asdict(measured[name]) if name in measured else {}
+        if any(row.values()):
+            rows[name] = row
+    return rows
 
 
 def attention_memory(

@@ -13,7 +13,7 @@ from vitkit.apps.analysis.reports.published import published
 from vitkit.apps.inference import find_model, is_config_only
 from vitkit.apps.inference.load import FoundModel, own_checkpoint
 from vitkit.backbones.base import check_at_least_1
-from vitkit.config import config_names, find_config
+from vitkit.config import Config, config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.video import read_sampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
@@ -125,7 +125,7 @@ def find_subject(
     Raises:
         ConfigError: there is no such model; the message lists the known names, including backbones.
     """
-    name = str(getattr(model, "path", "the config") if isinstance(model, Mapping) else model)
+    name = str(model.path if isinstance(model, Config) else "the config" if isinstance(model, Mapping) else model)
     if not isinstance(model, Mapping):
         if name in BACKBONES:
             return Subject(name, overrides=overrides)
@@ -163,5 +163,6 @@ def validation_size(config: Mapping[str, Any]) -> tuple[tuple[int, int], str] | 
         image = AnnotatedImage(np.zeros((*COMMON_SIZE, 3), np.uint8))
         height, width = TRANSFORMS.build(transforms)(image, seed=0).image.shape[:2]
         return (height, width), f"data.val.transforms, of an image of {COMMON_SIZE[0]}x{COMMON_SIZE[1]}"
-    side = arguments.get("image_size", getattr(parameters_of(constructor).get("image_size"), "default", None))
+    parameter = parameters_of(constructor).get("image_size")
+    side = arguments.get("image_size", None if parameter is None else parameter.default)
     return None if side is None else ((side, side), "data.val.image_size")
