@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from vitkit.data.formats.detecting import FORMATS
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitkit"
 
@@ -165,6 +167,25 @@ def test_model_zoo_lies_below_what_finds_and_loads_weights(path):
     rooms = {module: room_of(module) for module in imports_of(path)}
     wrong = [m for m, room in rooms.items() if room is not None and not allowed("model_zoo", room)]
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}"
+
+
+ENTRANCES = {
+    "vitkit.engine.trainer",  # the run, which apps and tools start
+    "vitkit.visualization.html",  # pages of two apps that do not import each other
+    "vitkit.visualization.notebooks",
+}
+"""Files of the core that only apps, tools and notebooks import."""
+
+
+def test_core_has_only_files_that_the_core_uses():
+    core = [path for path in FILES if not own_room(path).startswith("apps.")]
+    imported = {m for path in core for m in imports_of(path)}
+    imported |= {m.rpartition(".")[0] for m in imported}
+    imported |= {f"vitkit.data.formats.{form.module}" for form in FORMATS.values()}
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in core if path.stem != "__init__"}
+    # A config names registered classes.
+    unused = {n for n, path in names.items() if n not in imported and ".register" not in path.read_text("utf-8")}
+    assert unused == ENTRANCES, "what only an app uses belongs in its folder"
 
 
 def test_no_room_has_circular_imports():
