@@ -13,9 +13,9 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
-from vitkit.kernels.linear import add_scaled_linear, linear, norm_linear, stores_less
+from vitkit.kernels.linear import linear
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP, can_skip, is_watched
+from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP
 from vitkit.nn.position import rotate
 from vitkit.ops.images import padding_to_multiple
 from vitkit.protocols.backbone import Backbone
@@ -102,27 +102,18 @@ class Attention(nn.Module):
             rotations: (2, L, d) for all tokens, see `rotate`.
             bias: float, broadcastable to (B, heads, L, L), added to the scores.
         """
-        return self.proj(self.attend(self._project(x), rotations, bias))
-
-    def attend(self, projected: Tensor, rotations: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Attend between the projections: queries, keys and values (B, L, 3 * d_model) -> (B, L, d_model)."""
-        q, k, v = self._split(projected)
+        q, k, v = self.project(x)
         if rotations is not None:
             q, k = rotate(q, rotations), rotate(k, rotations)
-        return attend(q, k, v, bias).transpose(1, 2).flatten(2)
+        return self.proj(attend(q, k, v, bias).transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Project to queries, keys and values: (B, L, d_model) -> three of (B, heads, L, d)."""
-        return self._split(self._project(x))
-
-    def _split(self, projected: Tensor) -> list[Tensor]:
-        return [y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in projected.chunk(3, dim=-1)]
-
-    def _project(self, x: Tensor) -> Tensor:
-        """Project to queries, keys and values: (B, L, d_model) -> (B, L, 3 * d_model)."""
         if self.q_bias is None:
-            return self.qkv(x)
-        return linear(x, self.qkv.weight, torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias)))
+            projected = self.qkv(x)
+        else:
+            projected = linear(x, self.qkv.weight, torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias)))
+        return [y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in projected.chunk(3, dim=-1)]
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert biases to those that this layer has."""
@@ -193,28 +184,8 @@ class Block(nn.Module):
         self, x: Tensor, size: tuple[int, int], rotations: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
         """(B, L, d_model) -> (B, L, d_model); see `Attention`."""
-        if stores_less(x) and self._is_plain():
-            attn, mlp = self.attn, self.mlp
-            norm1, norm2 = ((norm.weight, norm.bias, norm.eps) for norm in (self.norm1, self.norm2))
-            attended = attn.attend(norm_linear(x, *norm1, attn.qkv.weight, attn.qkv.bias), rotations, bias)
-            x = add_scaled_linear(x, attended, attn.proj.weight, attn.proj.bias, self.ls1.gamma)
-            hidden = norm_linear(x, *norm2, mlp.fc1.weight, mlp.fc1.bias)
-            return add_scaled_linear(x, hidden, mlp.fc2.weight, mlp.fc2.bias, self.ls2.gamma, gelu=True)
         x = add(self.drop_path(self.ls1(self.attn(self.norm1(x), size, rotations, bias))), x)
         return add(self.drop_path(self.ls2(self.mlp(self.norm2(x)))), x)
-
-    def _is_plain(self) -> bool:
-        """Return whether the block consists of learned scales after attention over all tokens and a network with GELU,
-        and nothing watches its parts."""
-        attn, mlp = self.attn, self.mlp
-        return (
-            type(attn) is Attention
-            and type(mlp) is TokenMLP
-            and attn.q_bias is None
-            and not (self.training and self.drop_path.p)
-            and can_skip(self.norm1, attn.qkv, attn.proj, self.ls1, self.norm2, mlp.fc1, mlp.fc2, self.ls2)
-            and not any(map(is_watched, (attn, mlp, self.drop_path)))
-        )
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert timm's other name for the layer scale; if the block has none, merge it into the preceding layer."""

@@ -16,7 +16,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import plain_only
-from vitkit.kernels.linear import gelu_linear, linear, relu_dropout, relu_mlp
+from vitkit.kernels.linear import gelu_linear, linear, relu_dropout
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -85,12 +85,6 @@ class FusedLinear(InferenceOnly, Linear):
         return linear(x, self.weight, self.bias, cache=self._cache)
 
 
-def can_skip(*layers: nn.Module) -> bool:
-    """Return whether the weights of linear layers, layer norms and learned scales may be used without calling them:
-    none was replaced or is watched."""
-    return all(type(x) in (Linear, nn.LayerNorm, LayerScale) and not is_watched(x) for x in layers)
-
-
 def is_watched(module: nn.Module) -> bool:
     """Return whether a module has hooks, which see its input, its output or their gradients, or a `forward` of its own
     in place of its class's."""
@@ -154,11 +148,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model)."""
-        drops = self.training and self.dropout > 0
-        if self.activation == "relu" and not drops and can_skip(self.linear1, self.linear2):
-            return relu_mlp(x, self.linear1.weight, self.linear1.bias, self.linear2.weight, self.linear2.bias)
         x = self.linear1(x)
-        if self.activation == "relu" and drops:
+        if self.activation == "relu" and self.training and self.dropout > 0:
             x = relu_dropout(x, self.dropout)
         else:
             x = F.dropout(ACTIVATIONS[self.activation](x), self.dropout, self.training)
@@ -177,7 +168,7 @@ class TokenMLP(Mlp):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_out)."""
-        if can_skip(self.fc2):
+        if type(self.fc2) is Linear and not is_watched(self.fc2):  # whose weights may be used without calling it
             return gelu_linear(self.fc1(x), self.fc2.weight, self.fc2.bias)
         return super().forward(x)
 
