@@ -14,21 +14,6 @@ from vitkit.tools.console import printing
 
 GROUPS = ("data",)
 """Folders of commands, whose names have two words: tools/data/split.py is `vitkit data split`."""
-REPLACED = {
-    "cache-features": "train CONFIG data.cache_features=FOLDER",
-    "caption": "predict MODEL --input INPUT, or vitkit explain MODEL --image IMAGE for what each word looked at",
-    "data cache-features": "train CONFIG data.cache_features=FOLDER",
-    "compare-layers": "explain; model_zoo/ablations/README.md shows how to score each decoder layer",
-    "compare-lengths": "compare RESULTS RESULTS --by-length PNG",
-    "label-errors": "data label-errors",
-    "make-shapes": "data make-shapes",
-    "merge": "data merge",
-    "plot-log": "compare RUN [RUN ...] --curves PNG",
-    "report": "test --eval-only RESULTS --annotations FILE --report HTML",
-    "split": "data split",
-    "tile": "data tile",
-}
-"""Former command -> what does its work now."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,8 +60,7 @@ def run(argv: Sequence[str] | None) -> int:
         name = f"{name} {verb}"
     name = name.replace("_", "-")
     if name not in commands:
-        hint = f"Use vitkit {REPLACED[name]}." if name in REPLACED else nearest(name, commands)
-        print(f"vitkit: no command {name!r}. {hint}", file=sys.stderr)
+        print(f"vitkit: no command {name!r}. {nearest(name, commands)}", file=sys.stderr)
         return 2
     sys.argv[0] = f"vitkit {name}"  # what argparse calls the program in its usage
     try:
@@ -98,25 +82,20 @@ def list_commands() -> dict[str, str]:
     """Return command -> first docstring line, for each file that has a `main`, without importing any."""
     folder = Path(__file__).parent
     files = sorted(
-        path
-        for pattern in ("*.py", "*/__main__.py", *(f"{group}/*.py" for group in GROUPS))
-        for path in folder.glob(pattern)
+        path for pattern in ("*.py", *(f"{group}/*.py" for group in GROUPS)) for path in folder.glob(pattern)
     )
     commands = {}
     for file in files:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         if file != Path(__file__) and any(isinstance(n, ast.FunctionDef) and n.name == "main" for n in tree.body):
-            words = file.relative_to(folder).with_suffix("").parts
-            name = " ".join(word for word in words if word != "__main__").replace("_", "-")
+            name = " ".join(file.relative_to(folder).with_suffix("").parts).replace("_", "-")
             commands[name] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return dict(sorted(commands.items(), key=lambda item: (item[0].startswith(GROUPS), item[0])))
 
 
 def module_of(command: str) -> str:
     """Return the module whose `main` is a command."""
-    names = command.replace("-", "_").split()
-    folder = Path(__file__).parent.joinpath(*names)
-    return ".".join(["vitkit.tools", *names, *(["__main__"] if folder.is_dir() else [])])
+    return ".".join(["vitkit.tools", *command.replace("-", "_").split()])
 
 
 if __name__ == "__main__":

@@ -63,16 +63,6 @@ def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     return (overrides[0], list(overrides[1:])) if has_weights else (None, list(overrides))
 
 
-def add_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
-    """Let an option's former name end the command with a line that says the new one."""
-
-    class Renamed(argparse.Action):
-        def __call__(self, parser: argparse.ArgumentParser, *values: object) -> None:
-            parser.error(f"{old} is {new} now")
-
-    parser.add_argument(old, action=Renamed, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
 def add_batch_size(parser: argparse.ArgumentParser, *, default: int = 1, of: str = "images") -> None:
     """Add --batch-size."""
     text = f"number of {of} in a batch (default: {default})"

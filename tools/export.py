@@ -29,7 +29,6 @@ from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     add_model,
     add_overwrite,
-    add_renamed,
     add_trust,
     errors_in_one_line,
     image_size,
@@ -65,7 +64,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--license",
         help="license of the weights, noted in the file and the card (default: that of the model zoo's weights)",
     )
-    add_renamed(parser, "--licence", "--license")
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 import vitkit
-from vitkit.tools.common import add_device, add_renamed, errors_in_one_line, fraction, is_override
+from vitkit.tools.common import add_device, errors_in_one_line, fraction, is_override
 
 TASKS = ("detection", "semantic", "instance", "panoptic", "classification")
 
@@ -38,7 +38,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")
     text = "fraction of the images for validation (default: 0.2)"
     parser.add_argument("--val-fraction", type=fraction, default=0.2, metavar="FRACTION", help=text)
-    add_renamed(parser, "--val-share", "--val-fraction")
     text = "folder of the run (default: runs/start)"
     parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
     text = "score this text-prompted detector first, with the class names as its text, as a baseline in the report"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.tools import analyze, browse, export, start
+from vitkit.tools import analyze, browse
 from vitkit.tools.common import errors_in_one_line, split_weights
 
 
@@ -29,16 +29,3 @@ def test_an_error_in_a_users_own_code_is_one_line_that_names_the_place(tmp_path)
     exec(compile(path.read_text(), str(path), "exec"), names)
     with pytest.raises(SystemExit, match=f"error: {path}, line 2: KeyError: 'a'"), errors_in_one_line():
         names["fail"]()
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
-        (start, ["photos", "--val-share", "0.3"], "--val-share is --val-fraction now"),
-        (export, ["run", "--licence", "MIT"], "--licence is --license now"),
-    ],
-)
-def test_a_former_option_name_ends_with_one_line(tool, arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        tool.parse_args(arguments)
-    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")

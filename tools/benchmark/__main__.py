@@ -6,13 +6,13 @@ separate process, as earlier work affects memory allocation, and a CPU's peak me
 The parts with models of transformers take minutes each and need that package (pip install -e '.[benchmark]').
 
 Examples:
-    vitkit benchmark --out benchmark.md                                # or: python tools/benchmark --out …
-    vitkit benchmark decoding loader
-    vitkit benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
-    vitkit benchmark detr --device cuda --precision bf16
-    vitkit benchmark detr --threads 1 --processor-time                 # on a busy machine
-    vitkit benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --out latency.md
-    vitkit benchmark latency --models D-FINE-N --rows onnxruntime openvino --onnx YOLO11n:39.5=yolo11n.onnx
+    python tools/benchmark --out benchmark.md
+    python tools/benchmark decoding loader
+    python tools/benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
+    python tools/benchmark detr --device cuda --precision bf16
+    python tools/benchmark detr --threads 1 --processor-time                 # on a busy machine
+    python tools/benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --out latency.md
+    python tools/benchmark latency --models D-FINE-N --rows onnxruntime openvino --onnx YOLO11n:39.5=yolo11n.onnx
 """
 
 from __future__ import annotations

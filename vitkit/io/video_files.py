@@ -137,7 +137,7 @@ class VideoFile:
     MPEG-TS; variable frame rates, key frames every 12 to 250 frames, open groups, B-frames), 64 frames of each. This
     class returned the right frame each time; OpenCV's seeking was wrong in up to 48 of 64 frames. 16 of the 64 frames
     at 480p took 172 ms on one core with a key frame every 12 frames and 436 ms every 250, decoding all 300 frames 769
-    and 712 ms (`vitkit benchmark clips`). torchcodec needs an installation of FFmpeg; PyAV brings its own.
+    and 712 ms (`python tools/benchmark clips`). torchcodec needs an installation of FFmpeg; PyAV brings its own.
     """
 
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):
