@@ -168,8 +168,8 @@ class Registry:
         """Import vitkit's packages with all their files, which register their constructors."""
         packages, self._packages = self._packages, ()
         for package in packages:
-            folder = getattr(importlib.import_module(package), "__path__", ())
-            for file in pkgutil.iter_modules(folder):
+            module = importlib.import_module(package)
+            for file in pkgutil.iter_modules(vars(module).get("__path__", ())):
                 importlib.import_module(f"{package}.{file.name}")
 
     def names(self) -> list[str]:

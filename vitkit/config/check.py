@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in, typed_dict_slots
@@ -28,13 +29,12 @@ def check_config(cfg: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: there are unknown keys, types or arguments, or values of a wrong type; all of them are listed.
     """
-    raise_if_any(list(find_issues(cfg)), getattr(cfg, "path", "config"))
+    raise_if_any(list(find_issues(cfg)), "config")
 
 
-def find_issues(cfg: Mapping[str, Any]) -> Iterator[str]:
+def find_issues(cfg: Mapping[str, Any], origins: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """Yield a message for each unknown key, type or argument, for each value of a wrong type, and for an override of
-    `data.root` that nothing reads."""
-    origins = getattr(cfg, "origins", {})  # of a Config
+    `data.root` that nothing reads; `origins` are those of a `Config`."""
     if origins.get("data.root") == COMMAND_LINE and not reads_root(cfg):
         yield (
             "data.root: no dataset of this config reads files below it, such as '{root}/train2017', so that it would "

@@ -127,7 +127,7 @@ def _resolve(
                 cfg["imports"] = [item.name for item in code]
 
     cfg = Config(cfg, path=path, name=source.name, overridden=[key for key, _ in overrides])
-    raise_if_any(issues + (list(find_issues(cfg)) if check else []), path)
+    raise_if_any(issues + (list(find_issues(cfg, cfg.origins)) if check else []), path)
     return cfg
 
 
@@ -203,7 +203,7 @@ def _read(source: ConfigSource) -> dict[str, Any]:
     if path.suffix == ".json":
         return _parse(path.read_bytes(), path)
     with importable(path.parent, lambda file, source: None):
-        function = getattr(_run(path), "config", None)
+        function = vars(_run(path)).get("config")
         if not callable(function):
             raise ConfigError(f"{path}: has no function config(); a config file defines one that returns a dict.")
         _check_arguments(function, source.arguments, path)

@@ -31,8 +31,8 @@ def importable(folder: Path, admit: Callable[[Path, bytes], None], *, keep: bool
         name: module
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in beside
-        and not finder.is_inside(getattr(module, "__file__", None) or "")
-        and not is_installed(name, getattr(module, "__file__", None))
+        and not finder.is_inside((file := getattr(module, "__file__", None)) or "")
+        and not is_installed(name, file)
     }
     for name in hidden:
         del sys.modules[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError, DataError
@@ -132,7 +133,8 @@ def check_image_ids(results: Iterable[Any], dataset: Iterable[Any], name: str) -
     Raises:
         DataError: some are not; the error says how many match.
     """
-    theirs, ours = {x for x in results if type(x) in (int, str)}, {int(x) if hasattr(x, "item") else x for x in dataset}
+    theirs = {x for x in results if type(x) in (int, str)}
+    ours = {int(x) if isinstance(x, np.integer | Tensor) else x for x in dataset}
     matching = len(theirs & ours)
     if matching < len(theirs):
         raise DataError(

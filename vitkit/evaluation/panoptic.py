@@ -68,7 +68,7 @@ class PanopticEvaluator(SampleEvaluator):
 
     def measures(self, metric: str) -> bool:
         """Return whether the dataset has a segment, if it counts them."""
-        num_segments = getattr(self.dataset, "num_objects", None)
+        num_segments = self.dataset.num_objects
         return num_segments is None or num_segments > 0
 
     def update(self, predictions: Sequence[PanopticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:

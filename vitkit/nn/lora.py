@@ -19,7 +19,7 @@ from vitkit.kernels.linear import linear
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.layers import Linear
 from vitkit.ops.low_rank import FUSED_PARTS, JOINT_WEIGHT, WEIGHT, WHOLE, low_rank_update
-from vitkit.protocols.model import child
+from vitkit.protocols.model import Model, child
 from vitkit.registry import nearest
 from vitkit.text_format import pluralize
 
@@ -99,7 +99,7 @@ class LoRA:
         layers = {name: module for name, module in model.named_modules() if _can_be_updated(module)}
         kind = "linear layer, convolution without groups or MultiHeadAttention"
         chosen = _matching(self.layers, layers, "train.lora.layers", kind)
-        if getattr(model, "freeze_backbone", False) and any(name.startswith("backbone.") for name in chosen):
+        if isinstance(model, Model) and model.freeze_backbone and any(name.startswith("backbone.") for name in chosen):
             raise ConfigError(
                 f"train.lora.layers={self.layers!r}: model.freeze_backbone=True computes the backbone without "
                 "gradients. Set it to False: LoRA freezes the weights itself."
@@ -144,7 +144,7 @@ class LoRA:
             known = {parent for name in names for parent in parents[name]}
             wanted = set(_matching(self.train, known, "train.lora.train", "parameter or part"))
             return {name for name in names if wanted & set(parents[name])}
-        heads = tuple(getattr(model, "class_head", ()))
+        heads = tuple(model.class_head) if isinstance(model, Model) else ()
         base = "backbone." if child(model, "backbone") is not None else ""
         return {name for name in names if not name.startswith(base) or name.startswith(heads)}
 

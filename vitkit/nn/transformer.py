@@ -14,6 +14,7 @@ Dropout follows each attention and feed-forward network. All layers and stacks t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,18 @@ from vitkit.nn.layers import Activation, FeedForward
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
     """Return x + positions, or x if positions is None."""
     return x if positions is None else x + positions
+
+
+def self_attention(
+    attention: MultiHeadAttention, positions: Tensor | None, bias: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that lets tokens, (B, L, d_model), attend to each other at their positions."""
+
+    def attend(x: Tensor) -> Tensor:
+        qk = with_positions(x, positions)
+        return attention(qk, qk, x, bias=bias)
+
+    return attend
 
 
 class TransformerEncoderLayer(nn.Module):
@@ -60,12 +73,7 @@ class TransformerEncoderLayer(nn.Module):
             positions: (B or 1, S, d_model).
             bias: float, broadcastable to (B, heads, S, S).
         """
-
-        def self_attention(x: Tensor) -> Tensor:
-            qk = with_positions(x, positions)
-            return self.self_attn(qk, qk, x, bias=bias)
-
-        return self._with_residuals(x, self_attention)
+        return self._with_residuals(x, self_attention(self.self_attn, positions, bias))
 
     def _with_residuals(self, x: Tensor, self_attention: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
@@ -123,14 +131,10 @@ class TransformerDecoderLayer(nn.Module):
             memory_bias: bias of the cross-attention, float, broadcastable to (B, heads, L, S).
         """
 
-        def self_attention(x: Tensor) -> Tensor:
-            qk = with_positions(x, positions)
-            return self.self_attn(qk, qk, x, bias=bias)
-
         def cross_attention(x: Tensor) -> Tensor:
             return self.cross_attn(with_positions(x, positions), memory_keys, memory, bias=memory_bias)
 
-        return self._with_residuals(x, self_attention, cross_attention)
+        return self._with_residuals(x, self_attention(self.self_attn, positions, bias), cross_attention)
 
     def _with_residuals(
         self, x: Tensor, self_attention: Callable[[Tensor], Tensor], cross_attention: Callable[[Tensor], Tensor]
@@ -144,33 +148,31 @@ class TransformerDecoderLayer(nn.Module):
         return self.norm3(x + self.dropout(self.ffn(x)))
 
 
-class TransformerEncoder(nn.Module):
-    """A stack of encoder layers.
+class LayerStack(nn.Module):
+    """Base of a stack of layers with a norm at its end.
 
     Args:
-        final_norm: whether the output is normalized; None: only with `norm_first`, as published. PyTorch's own
-            `nn.Transformer` always normalizes it.
+        final_norm: whether the output is normalized; None: only with `norm_first`.
+        options: the other arguments of the layers.
     """
 
-    layer_class: type[TransformerEncoderLayer] = TransformerEncoderLayer
+    layer_class: type[nn.Module]
 
     def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        *,
-        num_heads: int = 8,
-        d_ffn: int = 2048,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        activation: Activation = "relu",
-        final_norm: bool | None = None,
+        self, num_layers: int, d_model: int, *, norm_first: bool = False, final_norm: bool | None = None, **options: Any
     ):
         super().__init__()
-        layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
-        self.layers = nn.ModuleList(self.layer_class(d_model, **layer) for _ in range(num_layers))
+        options["norm_first"] = norm_first
+        self.layers = nn.ModuleList(self.layer_class(d_model, **options) for _ in range(num_layers))
         final_norm = norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
+
+
+class TransformerEncoder(LayerStack):
+    """A stack of encoder layers, by default with a final norm only if `norm_first`, as published; PyTorch's own
+    `nn.Transformer` always has one."""
+
+    layer_class = TransformerEncoderLayer
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
         """Encode tokens: (B, S, d_model) -> (B, S, d_model); arguments as in a layer."""
@@ -179,36 +181,23 @@ class TransformerEncoder(nn.Module):
         return self.norm(x)
 
 
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(LayerStack):
     """A stack of decoder layers.
 
     Args:
         final_norm: whether the output is normalized, by one norm shared by the outputs of all layers; None: only with
             `norm_first`.
         all_layers: whether to return the outputs of all layers, for losses after each of them.
+        options: the other arguments of `LayerStack`.
     """
 
-    layer_class: type[TransformerDecoderLayer] = TransformerDecoderLayer
+    layer_class = TransformerDecoderLayer
 
     def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        *,
-        num_heads: int = 8,
-        d_ffn: int = 2048,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        activation: Activation = "relu",
-        final_norm: bool | None = True,
-        all_layers: bool = True,
+        self, num_layers: int, d_model: int, *, final_norm: bool | None = True, all_layers: bool = True, **options: Any
     ):
-        super().__init__()
+        super().__init__(num_layers, d_model, final_norm=final_norm, **options)
         self.all_layers = all_layers
-        layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
-        self.layers = nn.ModuleList(self.layer_class(d_model, **layer) for _ in range(num_layers))
-        final_norm = norm_first if final_norm is None else final_norm
-        self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
     def forward(
         self,

@@ -352,9 +352,7 @@ class MaskedLanguageModel(Model):
         init_matrices(self)
         set_norm_eps(self, norm_eps)
 
-    def load_pretrained(self) -> str | None:
-        """Load the word vectors; see `init_embedding`."""
-        return init_embedding(self.embedding, self.vocabulary, self.word_vectors, factor=self.embedding.factor)
+    load_pretrained = DecoderOnly.load_pretrained
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Mask tokens, and predict the token at each position.
