@@ -1,7 +1,12 @@
-"""Formats text for messages: printable characters, numbers with their nouns, unique names."""
+"""Formats text for messages: printable characters, numbers with their nouns, unique names; checks names."""
 
+import re
 from collections.abc import Iterable
+from typing import Any
 
+MAX_NAME = 1024
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, which a terminal would obey, ends of lines, and halves of characters, which JSON can hold."""
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 _CONTROL |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029)}
 """Control characters other than tabs and ends of lines, and Unicode's own ends of lines."""
@@ -10,6 +15,17 @@ _CONTROL |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029)}
 def printable(text: str) -> str:
     """Return a text whose control characters, which a terminal would obey, are escape sequences."""
     return text.translate(_CONTROL)
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a class or a file: a text of 1 to 1024 characters that can be printed in one
+    line."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and not _UNPRINTABLE.search(value)
+
+
+def is_url(path: str) -> bool:
+    """Whether a path has a protocol, such as "https://" or "s3://"."""
+    return "://" in path
 
 
 def shorten(text: str, most: int = 2000) -> str:

@@ -21,7 +21,7 @@ from vitkit.data.loading import samplers
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import DataError
-from vitkit.io import packs, remote_files
+from vitkit.io import image_files, packs, remote_files
 from vitkit.io.packs import mount
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
@@ -135,7 +135,7 @@ def test_an_unreadable_shard_ends_loading_in_one_line_or_is_skipped(server, num_
     start = "fork" if num_workers else None
     settings = DataSettings(root=f"{server.url}/pack", train=TRAIN, num_workers=num_workers, start_workers=start)
     dataset = settings.dataset("train")
-    found, number = packs._find_image(dataset.image_path(3))
+    found, number = image_files._find_packed(dataset.image_path(3))
     shard = found.shards[int(found.members[number]["shard"])]["name"]
     server.faults[f"pack/{shard}"] = [500] * 1000
     with pytest.raises(DataError, match=rf"'{server.url}/pack/{shard}' .* cannot be read in 5 attempts: 500, message"):
@@ -262,7 +262,7 @@ def test_an_image_that_one_rank_cannot_read_ends_both_with_a_line_each(data, tmp
     write_pack(data, tmp_path / "damaged")
     root = mount(str(tmp_path / "damaged"))
     image = next(Path(data, "train2017").iterdir()).name
-    found, number = packs._find_image(Path(root, "train2017", image))
+    found, number = image_files._find_packed(Path(root, "train2017", image))
     with (tmp_path / "damaged/shard-00000.tar").open("r+b") as shard:
         shard.seek(int(found.members[number]["offset"]) + 40)
         shard.write(b"damage")

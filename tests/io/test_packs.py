@@ -18,10 +18,11 @@ from helpers.range_server import serve
 
 from vitkit.apps.datasets.packing import write_pack
 from vitkit.errors import ConfigError, DataError
+from vitkit.io import image_files as image_files_module
 from vitkit.io import packs, remote_files
 from vitkit.io.folders import data_files, image_files
-from vitkit.io.image_files import read_image, upright_size
-from vitkit.io.packs import blocks_of, has_file, mount, read_packed
+from vitkit.io.image_files import ImageStore, read_image, upright_size
+from vitkit.io.packs import mount
 from vitkit.io.remote_files import BlockCache, read_range
 
 NAMES = ("a/1.png", "a/2.png", "a/b/3.png", "a0.png", "c/ü.png", "c/x.y.png")
@@ -65,9 +66,15 @@ def server(pack):
         yield served
 
 
+def read_packed(path: str | Path) -> bytes | None:
+    """Return the content of an image in a mounted pack; None if no pack has it."""
+    found = image_files_module._find_packed(path)
+    return None if found is None else found[0].read(found[1])
+
+
 def shard_of(root: str | Path, name: str) -> tuple[str, int, int]:
     """Return the shard of an image, and where its content begins and ends."""
-    pack, number = packs._find_image(Path(root) / name)
+    pack, number = image_files_module._find_packed(Path(root) / name)
     shard, start, length, _ = pack.members[number].tolist()
     return pack.shards[shard]["name"], start, start + length
 
@@ -79,7 +86,12 @@ def test_every_file_of_a_pack_is_the_one_that_was_packed(data, pack, server):
         assert [read_packed(root / name) for name in NAMES] == [(data / name).read_bytes() for name in NAMES]
         assert all(np.array_equal(read_image(root / name), read_image(data / name)) for name in NAMES)
         assert upright_size(root / "a0.png") == (16, 15)
-        assert [has_file(root / name) for name in ("a/1.png", "a/9.png", "a", "annotations/file.json")] == [1, 0, 0, 1]
+        assert [ImageStore(root).has(name) for name in ("a/1.png", "a/9.png", "a", "annotations/file.json")] == [
+            1,
+            0,
+            0,
+            1,
+        ]
         assert (root / "empty").is_dir()
 
 
@@ -184,8 +196,8 @@ def test_a_folder_that_has_lost_its_index_is_made_again(data, pack, pattern):
     for path in root.rglob(pattern):  # as file systems do with what nobody has used for some weeks
         if path.is_file():
             path.unlink()
-    packs._find_pack.cache_clear()
-    packs._open_pack.cache_clear()
+    image_files_module._find_pack.cache_clear()
+    packs.open_pack.cache_clear()
     assert Path(mount(str(pack))) == root
     assert (root / "annotations/file.json").is_file() and read_packed(root / "a0.png") is not None
 
@@ -295,17 +307,17 @@ def test_a_name_that_the_pack_lacks_is_reported_like_a_missing_file(pack):
     root = Path(mount(str(pack)))
     with pytest.raises(DataError, match=r"images: cannot read '.*a/9\.png' \(No such file or directory\)"):
         read_image(root / "a/9.png")
-    assert blocks_of(root, ["a/1.png", "a/9.png"]) is None
-    assert blocks_of(root.parent, ["a/1.png"]) is None
+    assert ImageStore(root).blocks(["a/1.png", "a/9.png"]) is None
+    assert ImageStore(root.parent).blocks(["a/1.png"]) is None
     assert read_packed(root / ("long" * 40 + ".png")) is None
 
 
 def test_blocks_ascend_by_shard_and_position(pack):
     root = Path(mount(str(pack)))
-    blocks = blocks_of(root, sorted(NAMES, key=str.encode))
+    blocks = ImageStore(root).blocks(sorted(NAMES, key=str.encode))
     assert (np.diff(blocks) >= 0).all() and blocks[0] == 0 and blocks[-1] > 3
-    assert blocks_of(root / "a", ["2.png", "1.png"]).tolist() == [blocks[1], blocks[0]]
-    assert blocks_of(root / "a", ["./2.png", "b/..//1.png"]).tolist() == [blocks[1], blocks[0]]
+    assert ImageStore(root / "a").blocks(["2.png", "1.png"]).tolist() == [blocks[1], blocks[0]]
+    assert ImageStore(root / "a").blocks(["./2.png", "b/..//1.png"]).tolist() == [blocks[1], blocks[0]]
 
 
 @pytest.mark.parametrize("faults", [[500, 503], ["stall"], ["truncate", "truncate"], [429, 500, "truncate", 500]])

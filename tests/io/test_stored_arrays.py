@@ -71,7 +71,7 @@ def read(file, **arguments):
 
 def state_of(dataset):
     """Return all that a dataset holds, but whether its file is large, as values that can be compared."""
-    values = {**vars(dataset), **vars(dataset.table)}
+    values = {**vars(dataset), **vars(dataset.table), "store": dataset.store.folder}
     return {name: np.array(value).tolist() for name, value in values.items() if name not in ("_is_large", "table")}
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from vitkit.config.check import reads_root
 from vitkit.config.schema import TOP_LEVEL, Slot, slots_in
-from vitkit.io.remote_files import is_url
 from vitkit.registry import DATASETS, Spec
+from vitkit.text_format import is_url
 
 _ROOT = "{root}"
 

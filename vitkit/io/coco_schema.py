@@ -12,8 +12,8 @@ from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
-from vitkit.io.parsing import is_name
 from vitkit.io.segmentations import describe_wrong_run_lengths, describe_wrong_segmentation, is_side
+from vitkit.text_format import is_name
 
 MAX_SEGMENT_ID = (1 << 24) - 1
 """Largest segment id: a panoptic PNG has three channels of one byte."""

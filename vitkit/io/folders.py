@@ -16,8 +16,15 @@ from unicodedata import normalize
 from PIL import Image
 
 from vitkit.errors import DataError
-from vitkit.io.image_files import FORMATS, TIFF_STARTS, decoding, open_regular, read_tiff_pages, upright_size
-from vitkit.io.packs import packed_files
+from vitkit.io.image_files import (
+    FORMATS,
+    TIFF_STARTS,
+    ImageStore,
+    decoding,
+    open_regular,
+    read_tiff_pages,
+    upright_size,
+)
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
@@ -82,7 +89,7 @@ def data_files(folder: Path) -> list[Path]:
 
     Images of a mounted pack are among them, and broken links and devices, so that whoever reads them names them.
     """
-    files = [*_walk(folder), *packed_files(folder)]
+    files = [*_walk(folder), *ImageStore(folder).packed_files()]
     return sorted(files, key=lambda path: path.parts)  # comparing paths takes five times as long
 
 

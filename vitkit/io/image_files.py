@@ -7,10 +7,11 @@ import stat
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
@@ -19,7 +20,11 @@ from PIL import Image, TiffImagePlugin, features
 from torch import Tensor
 
 from vitkit.errors import DataError, LossyImageError
-from vitkit.io.packs import read_packed
+from vitkit.io.local_cache import MOUNTED_PACK, PACK
+from vitkit.text_format import is_url
+
+if TYPE_CHECKING:
+    from vitkit.io.packs import Pack
 
 
 def _optional_formats() -> Iterator[str]:
@@ -72,6 +77,7 @@ _LISTED = (
 ONE_CHANNEL_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's names of the color formats of label maps."""
 _NUM_VALUES = 1 << 16
+_MAX_FOLDERS = 1 << 16
 
 
 class ImageHeader(NamedTuple):
@@ -81,6 +87,79 @@ class ImageHeader(NamedTuple):
     width: int
     mode: str
     """Pillow's name for the color format."""
+
+
+class ImageStore:
+    """Where the images of a folder are: on the disk, and in the pack that the folder stands for or is in, if it does.
+
+    Functions that take paths, such as `read_image`, find images of either.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        path = self.folder / name
+        return os.path.isfile(path) or _find_packed(path) is not None
+
+    def is_folder(self) -> bool:
+        """Whether the folder exists; folders that have only images of a pack do not exist on the disk."""
+        return self.folder.is_dir() or any(self.packed_files())
+
+    def packed_files(self) -> list[Path]:
+        """Return the images of the folder and its subfolders that are in a pack."""
+        if (found := _find_pack(os.path.abspath(self.folder))) is None:
+            return []
+        pack, inside = found
+        skipped = len(inside) + 1 if inside else 0
+        return [Path(self.folder, name[skipped:]) for name in pack.below(inside)]
+
+    def blocks(self, names: Iterable[str]) -> np.ndarray | None:
+        """Return the number of the block of a pack that each image begins in, (N,) int64: a block is read as a whole.
+
+        Args:
+            names: the N images' paths in the folder; they are only asked for if it is in a pack.
+        Returns:
+            None if it is not, or one of the images is not.
+        """
+        if (found := _find_pack(os.path.abspath(self.folder))) is None:
+            return None
+        pack, inside = found
+        return pack.blocks_of(f"{inside}/{name}" if inside else name for name in names)
+
+
+def find_root(root: str) -> str:
+    """Return the folder of a root of data: itself, or the one that stands for a pack; raises like `mount` of packs."""
+    if not is_url(root) and not os.path.isfile(os.path.join(root, PACK)):
+        return root
+    from vitkit.io.packs import mount
+
+    return mount(root)
+
+
+@lru_cache(maxsize=_MAX_FOLDERS)
+def _find_pack(folder: str) -> tuple["Pack", str] | None:
+    """Return the pack that a folder is in, and the folder's path in it; None for other folders."""
+    root = folder
+    while not os.path.isfile(os.path.join(root, MOUNTED_PACK)):
+        if (parent := os.path.dirname(root)) == root:
+            return None
+        root = parent
+    from vitkit.io.packs import open_pack  # only where there is a pack, which may be on a server
+
+    inside = os.path.relpath(folder, root).replace(os.sep, "/")
+    return open_pack(root), "" if inside == "." else inside
+
+
+def _find_packed(path: str | Path) -> tuple["Pack", int] | None:
+    """Return the pack that has an image, and the image's number in it; None if there is none."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if (found := _find_pack(folder)) is None:
+        return None
+    pack, inside = found
+    number = pack.number_of(f"{inside}/{name}" if inside else name)
+    return None if number is None else (pack, number)
 
 
 def read_image(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -377,8 +456,9 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
         reason = "it is a folder" if stat.S_ISDIR(mode) else "it is a device or a pipe"
         remedy = "Give a file."
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte or half a character
-        if isinstance(error, FileNotFoundError) and (content := read_packed(path)) is not None:
-            return io.BytesIO(content)
+        if isinstance(error, FileNotFoundError) and (found := _find_packed(path)):
+            pack, number = found
+            return io.BytesIO(pack.read(number))
         reason = error.strerror if isinstance(error, OSError) else str(error)
         remedy = _LISTED if what == "images" else "Give the path of an image."
     raise DataError(f"{what}: cannot read '{path}' ({reason}). {remedy}")

@@ -13,6 +13,11 @@ except ImportError:
 
 logger = logging.getLogger("vitkit")
 
+PACK = "pack.json"
+"""The file that describes a pack, see `vitkit.io.packs`."""
+MOUNTED_PACK = os.path.join(".pack", "origin")
+"""The file by which a folder is known as one that stands for a pack, see `vitkit.io.packs.mount`."""
+
 
 def cache_folder() -> Path:
     """Return the cache's folder: $VITKIT_CACHE, or vitkit in the user's cache folder."""

@@ -9,7 +9,7 @@ A pack holds a folder of data (`vitkit.apps.datasets.packing` writes it):
     shard-00000.tar   images; further shards follow
 
 `mount` makes a folder that stands for the pack: the other files are in it, and names of images that are not there are
-looked up in the index. Whoever opens or lists images asks here, so that datasets need not know where they are.
+looked up in the index by `vitkit.io.image_files`, so that nobody else need know where images are.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import time
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,16 +31,16 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
-from vitkit.io.local_cache import cache_folder, locked
-from vitkit.io.remote_files import ABANDONED_SECONDS, BLOCK_BYTES, BlockCache, is_url, read_range
+from vitkit.io.local_cache import MOUNTED_PACK, PACK, cache_folder, locked
+from vitkit.io.remote_files import ABANDONED_SECONDS, BLOCK_BYTES, BlockCache, read_range
+from vitkit.text_format import is_url
 
-PACK, NAMES, MEMBERS, FILES = "pack.json", "names.npy", "members.npy", "files.tar"
+NAMES, MEMBERS, FILES = "names.npy", "members.npy", "files.tar"
 VERSION = 1
 """Of the format, in pack.json."""
 MEMBER = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32", "<u4")])
 """The number of an image's shard, where its content begins there, its bytes and their checksum."""
-_MOUNTED, _ORIGIN = ".pack", "origin"
-_MAX_FOLDERS = 1 << 16
+_MOUNTED, _ORIGIN = os.path.split(MOUNTED_PACK)
 
 
 def mount(root: str) -> str:
@@ -200,12 +200,14 @@ class Pack:
         self._version = hashlib.sha256(text).hexdigest()[:16]
         self._cache = BlockCache() if is_url(self.root) else None
 
-    def find(self, names: np.ndarray) -> np.ndarray:
-        """Return the numbers of images, (M,) int64, -1 for names that are not in the pack.
+    def number_of(self, name: str) -> int | None:
+        """Return the number of an image; None: the pack has none of this name."""
+        number = int(self._find([name])[0])
+        return None if number < 0 else number
 
-        Args:
-            names: (M,) bytes.
-        """
+    def _find(self, images: Iterable[str]) -> np.ndarray:
+        """Return the numbers of images, (M,) int64, -1 for names that are not in the pack."""
+        names = np.array([encode_name(name) for name in images], np.bytes_)
         if not len(self.names):
             return np.full(len(names), -1)
         # A longer name than all in the index would make NumPy copy the index; it cannot be there.
@@ -248,77 +250,22 @@ class Pack:
             chosen = self.names[first:last]
         return list(map(_text, chosen.tolist()))
 
-    def blocks(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the numbers of the blocks in which images begin, (M,) int64, ascending by shard and position."""
+    def blocks_of(self, names: Iterable[str]) -> np.ndarray | None:
+        """Return the numbers of the blocks in which images begin, (M,) int64, ascending by shard and position.
+
+        Returns:
+            None if the pack lacks one of the images.
+        """
+        # Annotations may have "./a.jpg" or "a//b.jpg".
+        numbers = self._find(posixpath.normpath(name) if "//" in name or "./" in name else name for name in names)
+        if numbers.min(initial=0) < 0:
+            return None
         starts = np.cumsum([0, *(-(-shard["size"] // BLOCK_BYTES) for shard in self.shards)])
         members = self.members[numbers]
         return starts[members["shard"].astype(np.int64)] + (members["offset"] // BLOCK_BYTES).astype(np.int64)
 
 
 @cache
-def _open_pack(folder: str) -> Pack:
+def open_pack(folder: str) -> Pack:
+    """Open the pack that a folder stands for, once in a process."""
     return Pack(Path(folder))
-
-
-@lru_cache(maxsize=_MAX_FOLDERS)
-def _find_pack(folder: str) -> tuple[Pack, str] | None:
-    """Return the mounted pack that a folder is in, and the folder's path in it; None for other folders."""
-    root = folder
-    while not os.path.isfile(os.path.join(root, _MOUNTED, _ORIGIN)):
-        if (parent := os.path.dirname(root)) == root:
-            return None
-        root = parent
-    inside = os.path.relpath(folder, root).replace(os.sep, "/")
-    return _open_pack(root), "" if inside == "." else inside
-
-
-def _find_image(path: str | Path) -> tuple[Pack, int] | None:
-    """Return the pack that has an image, and the image's number; None if there is none."""
-    folder, name = os.path.split(os.path.abspath(path))
-    if (found := _find_pack(folder)) is None:
-        return None
-    pack, inside = found
-    number = int(pack.find(np.array([encode_name(f"{inside}/{name}" if inside else name)]))[0])
-    return None if number < 0 else (pack, number)
-
-
-def read_packed(path: str | Path) -> bytes | None:
-    """Return the content of an image in a mounted pack; None if no pack has it.
-
-    Raises:
-        DataError: see `Pack.read`.
-    """
-    found = _find_image(path)
-    return None if found is None else found[0].read(found[1])
-
-
-def has_file(path: str | Path) -> bool:
-    """Whether a file exists, on the disk or in a mounted pack."""
-    return os.path.isfile(path) or _find_image(path) is not None
-
-
-def packed_files(folder: str | Path) -> list[Path]:
-    """Return the images that a mounted pack has in a folder and its subfolders; none if the folder is not in one."""
-    if (found := _find_pack(os.path.abspath(folder))) is None:
-        return []
-    pack, inside = found
-    skipped = len(inside) + 1 if inside else 0
-    return [Path(folder, name[skipped:]) for name in pack.below(inside)]
-
-
-def blocks_of(folder: str | Path, names: Iterable[str]) -> np.ndarray | None:
-    """Return the number of the block that each image of a folder begins in, (N,) int64: a block is read as a whole.
-
-    Args:
-        names: the N images' paths in the folder; they are only asked for if it is in a mounted pack.
-    Returns:
-        None if it is not, or one of the images is not.
-    """
-    if (found := _find_pack(os.path.abspath(folder))) is None:
-        return None
-    pack, inside = found
-    paths = (f"{inside}/{name}" if inside else name for name in names)
-    # Annotations may have "./a.jpg" or "a//b.jpg".
-    normal = (posixpath.normpath(path) if "//" in path or "./" in path else path for path in paths)
-    numbers = pack.find(np.array(list(map(encode_name, normal)), np.bytes_))
-    return None if numbers.min(initial=0) < 0 else pack.blocks(numbers)

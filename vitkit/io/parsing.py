@@ -1,7 +1,6 @@
 """Parses and checks values in users' files: numbers, names, YAML and XML."""
 
 import math
-import re
 import reprlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,14 +11,12 @@ from xml.parsers import expat
 import yaml
 
 from vitkit.errors import DataError
+from vitkit.text_format import MAX_NAME, is_name
 
 MAX_COORDINATE = 2**31
 """Largest coordinate in pixels, of either sign, that is read."""
 MAX_OBJECTS = 20_000
 """Maximum number of objects per image that are read."""
-_MAX_NAME = 1024
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, which a terminal would obey, ends of lines, and halves of characters, which JSON can hold."""
 _MAX_YAML = 1 << 20
 _MAX_XML = 1 << 29
 _MAX_DEPTH = 100
@@ -46,12 +43,6 @@ def coordinate(value: Any, context: str) -> float:
     return number
 
 
-def is_name(value: Any) -> bool:
-    """Whether a value can be the name of a class or a file: a text of 1 to 1024 characters that can be printed in one
-    line."""
-    return isinstance(value, str) and 0 < len(value) <= _MAX_NAME and not _UNPRINTABLE.search(value)
-
-
 def class_name(value: Any, context: str) -> str:
     """Return the name of a class.
 
@@ -59,7 +50,7 @@ def class_name(value: Any, context: str) -> str:
         DataError: it cannot be a name.
     """
     if not is_name(value) or value.isspace():
-        expected = f"a text of 1 to {_MAX_NAME} characters in one line"
+        expected = f"a text of 1 to {MAX_NAME} characters in one line"
         raise DataError(f"{context} is {reprlib.repr(value)}; expected the name of a class, {expected}. Correct it.")
     return value
 

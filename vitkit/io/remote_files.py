@@ -30,11 +30,6 @@ ABANDONED_SECONDS = 3600.0
 """Age from which what another process was writing is taken for left over."""
 
 
-def is_url(path: str) -> bool:
-    """Whether a path has a protocol, such as "https://" or "s3://"."""
-    return "://" in path
-
-
 def read_range(url: str, start: int | None = None, stop: int | None = None) -> bytes:
     """Read the bytes `start` to `stop` - 1 of a remote file, or all of it.
 

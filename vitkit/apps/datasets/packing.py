@@ -20,7 +20,8 @@ from vitkit.errors import DataError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.image_files import open_regular
-from vitkit.io.packs import FILES, MEMBER, MEMBERS, NAMES, PACK, VERSION, encode_name
+from vitkit.io.local_cache import PACK
+from vitkit.io.packs import FILES, MEMBER, MEMBERS, NAMES, VERSION, encode_name
 from vitkit.io.video_files import VIDEO_EXTENSIONS
 
 logger = logging.getLogger("vitkit")

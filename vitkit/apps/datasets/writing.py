@@ -28,7 +28,7 @@ from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.folders import SPLIT_NAMES
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text, writing_text
-from vitkit.io.parsing import check_distinct, is_name
+from vitkit.io.parsing import check_distinct
 from vitkit.io.segmentations import (
     cut_polygon,
     decode_segmentation,
@@ -37,6 +37,7 @@ from vitkit.io.segmentations import (
     round_pixels,
     visible_box,
 )
+from vitkit.text_format import is_name
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""

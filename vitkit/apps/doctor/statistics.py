@@ -20,8 +20,8 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import match_classes
 from vitkit.errors import DataError, VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
+from vitkit.io.image_files import find_root
 from vitkit.io.json_files import read_json
-from vitkit.io.packs import mount
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import DATASETS
 from vitkit.text_format import pluralize
@@ -104,7 +104,7 @@ def dataset_statistics(data: DataSettings, split: str, train: Dataset | None = N
         constructor, arguments = DATASETS.resolve(spec, where)
         if statistics.dataset is not None:
             _read_dataset(statistics)
-        root = mount(data.root)
+        root = find_root(data.root)
         arguments = {k: v.replace("{root}", root) if isinstance(v, str) else v for k, v in arguments.items()}
         if "annotations" not in arguments:
             return statistics  # a dataset that needs them could not be built, which is an issue already

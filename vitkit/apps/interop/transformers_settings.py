@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from vitkit.config.load import value_at
 from vitkit.errors import ConfigError
-from vitkit.io.parsing import is_name
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.text_format import is_name
 
 Section = dict[str, Any]
 

@@ -10,19 +10,15 @@ import torch
 from vitkit.data.datasets.annotation_table import ImageTable
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
+    ChangesByEpoch,
     ImageSource,
     MixesImages,
     Transforms,
     build_transforms,
-    takes_lazy_images,
 )
-from vitkit.data.transforms.by_epoch import TransformsByEpoch
-from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.channel_files import read_channels
 from vitkit.io.folders import one_form
-from vitkit.io.image_files import MAX_PIXELS, read_image, to_tensor
-from vitkit.io.packs import blocks_of
+from vitkit.io.image_files import MAX_PIXELS, ImageStore, read_image, to_tensor
 from vitkit.io.shared_memory import flat_text
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols.dataset import Dataset
@@ -31,8 +27,8 @@ from vitkit.structures import Sample
 
 
 class BaseImageDataset(Dataset):
-    """Base of datasets of images. A subclass sets `image_ids` and implements `image_path` or `load_image`,
-    `image_size` and `load_sample`.
+    """Base of datasets of images. A subclass sets `image_ids` and implements `image_size`, `load_sample`, and either
+    sets `store` and implements `file_name`, or implements `image_path` or `load_image`.
 
     Args:
         transforms: spec of the transforms (see vitkit.data.transforms.pipelines); None leaves the images unchanged.
@@ -42,6 +38,8 @@ class BaseImageDataset(Dataset):
 
     image_ids: Sequence[Any]
     has_images = True
+    store: ImageStore | None = None
+    """Where the files of the images are, if they are in one folder."""
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file that is decoded; `build_dataset` sets it."""
     channels: int | None = None
@@ -49,7 +47,7 @@ class BaseImageDataset(Dataset):
     chosen_indices: Sequence[int] | None = None
     """Indices of the images that are trained on; `DataSettings.dataset` sets them for a `fraction`. None: all."""
 
-    transforms_by_epoch: TransformsByEpoch | None = None
+    transforms_by_epoch: ChangesByEpoch | None = None
     """The transforms of all epochs, if they differ; `transforms` are then those of one epoch."""
     num_epochs: int | None = None
     """Number of epochs of the run, see `set_num_epochs`."""
@@ -57,7 +55,7 @@ class BaseImageDataset(Dataset):
     def __init__(self, transforms: Spec | Transforms | None):
         self.transforms = build_transforms(transforms)
         stages = [self.transforms]
-        if isinstance(self.transforms, TransformsByEpoch):
+        if isinstance(self.transforms, ChangesByEpoch):
             self.transforms_by_epoch, stages = self.transforms, self.transforms.stages
             self.set_epoch(0)
         for stage in stages:
@@ -98,6 +96,13 @@ class BaseImageDataset(Dataset):
         """Load the sample at an index in 0..len(self)-1."""
         raise NotImplementedError
 
+    def file_name(self, index: int) -> str:
+        """Return the path of an image's file in the folder of `store`."""
+        raise NotImplementedError
+
+    def image_path(self, index: int) -> Path | None:
+        return None if self.store is None else self.store.folder / self.file_name(index)
+
     def load_image(self, index: int) -> np.ndarray:
         """Load an image before any transform, see `read_image`; by default its file is read."""
         return self.read_image(self.image_path(index))
@@ -106,6 +111,8 @@ class BaseImageDataset(Dataset):
         """Read an image file as (H, W, 3) uint8 RGB, upright, or with `channels` as (H, W, channels) uint16, unless it
         has more than `max_image_pixels`."""
         if self.channels is not None:
+            from vitkit.io.channel_files import read_channels  # few images have other channels than RGB
+
             return read_channels(path, self.channels, max_pixels=self.max_image_pixels)
         return read_image(path, max_pixels=self.max_image_pixels)
 
@@ -119,7 +126,7 @@ class BaseImageDataset(Dataset):
 
     def image_blocks(self) -> np.ndarray | None:
         """Return the number of the block of a pack that holds each image, (len(self),) int64; None: they are files."""
-        return None
+        return None if self.store is None else self.store.blocks(map(self.file_name, range(len(self))))
 
     def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
         """Apply the dataset's transforms, if it has any."""
@@ -129,10 +136,8 @@ class BaseImageDataset(Dataset):
 
 
 class ListedImages(BaseImageDataset):
-    """Base of datasets whose images are listed with their sizes in an annotation file; a subclass sets the fields."""
+    """Base of datasets whose images are listed with their sizes in an annotation file; a subclass sets the table."""
 
-    folder: Path
-    """Folder of the images."""
     table: ImageTable
     """The images, with what the file says of them."""
 
@@ -140,14 +145,7 @@ class ListedImages(BaseImageDataset):
     def image_ids(self) -> np.ndarray:
         return self.table.image_ids
 
-    def image_path(self, index: int) -> Path:
-        return self.folder / self.file_name(index)
-
-    def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, map(self.file_name, range(len(self))))
-
     def file_name(self, index: int) -> str:
-        """Return an image's name in the file, relative to the folder."""
         return flat_text(self.table.file_names, self.table.name_offsets, index)
 
     def image_size(self, index: int) -> tuple[int, int]:
@@ -167,14 +165,16 @@ class DetectionDataset(BaseImageDataset):
 
     def load_sample(self, index: int, seed: int | None) -> Sample:
         """Load an image with its objects, without those whose mask is empty after the transforms."""
-        original = annotated = self.load_annotated(index)
-        if self.square is not None and takes_lazy_images(self.transforms):
-            annotated = original._replace(image=LazyImage(original.image))
-        annotated = self.transform(annotated, seed)
-        height, width = annotated.image.shape[:2]
-        boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
-        if self.square is not None:
-            annotated = annotated.rendered((self.square, self.square))
+        original = self.load_annotated(index)
+        if self.square is None:
+            transformed = annotated = self.transform(original, seed)
+        else:
+            from vitkit.data.transforms.lazy_image import make_lazy, render  # few models are trained on squares
+
+            transformed = self.transform(make_lazy(original, self.transforms), seed)
+            annotated = render(transformed, (self.square, self.square))
+        height, width = transformed.image.shape[:2]
+        boxes_xyxy = torch.as_tensor(transformed.boxes_xyxy, dtype=torch.float32)
         target = {
             "labels": torch.from_numpy(annotated.labels.astype(np.int64)),
             "boxes_cxcywh": xyxy_to_cxcywh(boxes_xyxy) / torch.tensor([width, height, width, height]),

@@ -21,9 +21,8 @@ from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import caption_issues, raise_issues
-from vitkit.io.image_files import check_inside, to_tensor
+from vitkit.io.image_files import ImageStore, check_inside, to_tensor
 from vitkit.io.json_files import read_json
-from vitkit.io.packs import blocks_of, has_file
 from vitkit.io.shared_memory import flat_text, flat_texts
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import EOS, Batch
@@ -187,18 +186,18 @@ class CocoCaptions(CaptionDataset):
         if missing_images not in ("error", "drop"):
             raise ConfigError(f"missing_images: got {missing_images!r}; expected 'error' or 'drop'.")
         require_folders(images=images)
-        self.folder = Path(images)
+        self.store = ImageStore(images)
         path = Path(annotations)
-        entries, captions = read_caption_file(path, split, images=self.folder)
+        entries, captions = read_caption_file(path, split, images=self.store.folder)
         entries = keep_first_images({"images": entries, "annotations": []}, first)["images"]
         check_inside(images, (entry["file_name"] for entry in entries), path.name, allow_outside=allow_outside)
         captioned = [entry for entry in entries if captions[entry["id"]]]
         if not captioned:
             raise DataError(f"{path.name}: none of the first {first} images in '{path}' has a caption.")
-        usable = [entry for entry in captioned if has_file(self.folder / entry["file_name"])]
+        usable = [entry for entry in captioned if self.store.has(entry["file_name"])]
         num_missing = len(captioned) - len(usable)
         if num_missing and (missing_images == "error" or not usable):
-            missing = next(entry for entry in captioned if not has_file(self.folder / entry["file_name"]))
+            missing = next(entry for entry in captioned if not self.store.has(entry["file_name"]))
             raise DataError(
                 f"images: '{path}' lists '{missing['file_name']}', which is not in '{images}' ({num_missing} "
                 f"of {len(captioned)} images are missing). Give the folder that belongs to these captions, or leave "
@@ -215,20 +214,14 @@ class CocoCaptions(CaptionDataset):
         self._captions = _TextTable([captions[entry["id"]] for entry in usable])
         super().__init__(transforms, min_count=min_count, features=features)
 
-    def image_path(self, index: int) -> Path:
-        return self.folder / self._file_name(index)
-
-    def _file_name(self, index: int) -> str:
+    def file_name(self, index: int) -> str:
         return flat_text(self._file_names, self._name_offsets, index)
-
-    def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, map(self._file_name, range(len(self))))
 
     def references(self, index: int) -> list[str]:
         return self._captions[index]
 
     def images_key(self) -> str:
-        listed = "\n".join(f"{image_id} {self._file_name(k)}" for k, image_id in enumerate(self.image_ids))
+        listed = "\n".join(f"{image_id} {self.file_name(k)}" for k, image_id in enumerate(self.image_ids))
         return f"{len(self)} images {hashlib.sha256(listed.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
     def vocabulary_texts(self) -> Iterable[str]:
@@ -264,7 +257,7 @@ def _read_karpathy(content: Mapping[str, Any], split: str | None, path: Path, fo
     chosen = [image for image in images if _KARPATHY_SPLITS.get(image["split"], image["split"]) == split]
     # COCO's images are in folders; whoever downloads the others has them in one.
     first = Path(str(chosen[0].get("filepath", "")), chosen[0]["filename"])
-    in_folders = folder is not None and has_file(folder / first)
+    in_folders = folder is not None and ImageStore(folder).has(first)
     return {
         "images": [
             {

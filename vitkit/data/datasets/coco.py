@@ -20,9 +20,8 @@ from vitkit.data.formats.sizes import is_scaled
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import FileIssue
-from vitkit.io.image_files import check_inside, is_rotated
+from vitkit.io.image_files import ImageStore, check_inside, is_rotated
 from vitkit.io.json_files import gc_paused
-from vitkit.io.packs import has_file
 from vitkit.io.segmentations import decode_segmentation, object_area
 from vitkit.io.shared_memory import share
 from vitkit.io.spooled_bytes import SpooledLists, read_lists
@@ -94,11 +93,11 @@ class CocoDetection(ListedImages, DetectionDataset):
         stored = {**self._stored("objects", lambda: self._read_table(allow_outside))}
         for level, message in stored.pop("messages"):
             logger.log(level, message)
-        self.folder = Path(stored.pop("folder"))
+        self.store = ImageStore(stored.pop("folder"))
         self.table = AnnotationTable(**stored).shared()
-        if not has_file(self.image_path(0)):
+        if not self.store.has(self.file_name(0)):
             raise DataError(
-                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
+                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
 
@@ -201,7 +200,7 @@ class CocoDetection(ListedImages, DetectionDataset):
     def _size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
         """Explain why the (height, width) of an image file differs from the annotated one, and what to do about it."""
         command = (
-            f"vitkit data convert {self.annotation_file} --images {self.folder} --out "
+            f"vitkit data convert {self.annotation_file} --images {self.store.folder} --out "
             f"{self.annotation_file.stem}_fixed.json"
         )
         if is_scaled(size[::-1], annotated[::-1]):

@@ -24,8 +24,7 @@ from vitkit.data.formats.grounding import (
 )
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.image_files import check_inside
-from vitkit.io.packs import has_file
+from vitkit.io.image_files import ImageStore, check_inside
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 from vitkit.text.vocabulary import normalize_text
@@ -120,12 +119,12 @@ class GroundingDataset(ListedImages, DetectionDataset):
             if format == "odvg" and split is None
             else read_grounded(self.annotation_file, format, split)
         )
-        self.folder = Path(images)
+        self.store = ImageStore(images)
         drop = bad_boxes == "drop"
         self.table = self._read_table(source, names, first, drop=drop, allow_outside=allow_outside).shared()
-        if not has_file(self.image_path(0)):
+        if not self.store.has(self.file_name(0)):
             raise DataError(
-                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
+                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
 
@@ -178,7 +177,7 @@ class GroundingDataset(ListedImages, DetectionDataset):
         if not entries:
             raise DataError(f"annotations: '{self.annotation_file}' has no image. Correct the path, or the split.")
         listed = (entry["file_name"] for entry in entries)
-        check_inside(self.folder, listed, self.annotation_file.name, allow_outside=allow_outside)
+        check_inside(self.store.folder, listed, self.annotation_file.name, allow_outside=allow_outside)
         columns = image_columns(entries)
         limits = np.repeat(columns["sizes"][:, ::-1], counts, axis=0)
         text_offsets = np.cumsum([0, *map(len, texts)])

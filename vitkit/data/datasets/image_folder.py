@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, new_labels
-from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms, TransformsBatches
 from vitkit.errors import DataError
 from vitkit.io.folders import SPLIT_NAMES, image_files, is_hidden
-from vitkit.io.image_files import FORMATS, to_tensor
-from vitkit.io.packs import blocks_of
+from vitkit.io.image_files import FORMATS, ImageStore, to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 
@@ -45,7 +44,7 @@ class ClassificationDataset(BaseImageDataset):
     def _set_classes(self, classes: Sequence[str]) -> None:
         self.classes = list(classes)
         self.category_ids = self.classes  # a class is identified by its name only
-        if hasattr(self.transforms, "for_batches"):
+        if isinstance(self.transforms, TransformsBatches):
             self.batch_transforms = self.transforms.for_batches(len(self.classes))
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
@@ -97,7 +96,7 @@ class ListedFiles(ClassificationDataset):
 
     def list_files(self, folder: str | Path, names: Sequence[str], labels: Sequence[int]) -> None:
         """Set the files: their paths relative to a folder, and their labels."""
-        self.folder = Path(folder)
+        self.store = ImageStore(folder)
         # Bytes in one array: workers share it, and it takes a quarter of the memory of strings.
         self._paths = np.array([os.fsencode(name) for name in names])
         self._labels = np.array(labels, np.int64)
@@ -127,11 +126,8 @@ class ListedFiles(ClassificationDataset):
         """Return the class of a file, as an index into `classes`."""
         return int(self._labels[index])
 
-    def image_path(self, index: int) -> Path:
-        return self.folder / self.image_id(index)
-
-    def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, map(self.image_id, range(len(self))))
+    def file_name(self, index: int) -> str:
+        return self.image_id(index)
 
 
 @DATASETS.register
@@ -158,7 +154,7 @@ class ImageFolder(ListedFiles):
         self.list_files(folder, [os.sep.join(p) for p in parts], [label_of[p[0]] for p in parts])
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
-            warn_of_empty_classes(self.folder, empty, f"images ({', '.join(FORMATS)})", is_error=not len(self))
+            warn_of_empty_classes(self.store.folder, empty, f"images ({', '.join(FORMATS)})", is_error=not len(self))
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         return self.read_image(self.image_path(index)), self.label(index)

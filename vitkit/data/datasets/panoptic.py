@@ -16,7 +16,7 @@ from vitkit.data.formats.exporters import find_listed_files
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import panoptic_issues, raise_issues
-from vitkit.io.image_files import check_inside, read_label_colors
+from vitkit.io.image_files import ImageStore, check_inside, read_label_colors
 from vitkit.io.json_files import read_json
 from vitkit.io.shared_memory import flat_text, flat_texts
 from vitkit.ops.label_maps import colors_to_ids, count_values
@@ -88,7 +88,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         for folder, listed in ((images, content["images"]), (maps, entries)):
             names = (entry["file_name"] for entry in listed)
             check_inside(folder, names, self.annotation_file.name, allow_outside=allow_outside)
-        self.folder = Path(images)
+        self.store = ImageStore(images)
         self.table = self._make_table(content["images"], entries).shared()
         labels, is_crowd = self.table.labels, self.table.is_crowd
         usable = labels >= 0 if task == "semantic" else (labels >= 0) & ~is_crowd

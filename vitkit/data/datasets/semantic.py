@@ -14,8 +14,7 @@ from vitkit.data.formats.class_files import parse_class_file, read_class_values
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, is_hidden, one_form
-from vitkit.io.image_files import read_header
-from vitkit.io.packs import blocks_of
+from vitkit.io.image_files import ImageStore, read_header
 from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec, nearest
@@ -86,7 +85,7 @@ class SemanticFolder(BaseImageDataset):
             ignore = [*ignore, *([] if ignored is None else [ignored])]
         check_number_of_classes(classes)
         super().__init__(transforms)
-        self.folder, self.label_folder = Path(images), Path(labels)
+        self.store, self.label_folder = ImageStore(images), Path(labels)
         self.classes = list(classes)
         first = int(zero_is_ignored)
         self.category_ids = list(range(first, first + len(classes))) if values is None else list(values)
@@ -174,11 +173,8 @@ class SemanticFolder(BaseImageDataset):
         header = read_header(self._label_path(index), "labels", max_pixels=self.max_image_pixels)
         return header.height, header.width
 
-    def image_path(self, index: int) -> Path:
-        return self.folder / self._files[self.image_ids[index]].image
-
-    def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, (self._files[name].image for name in self.image_ids))
+    def file_name(self, index: int) -> str:
+        return self._files[self.image_ids[index]].image
 
     def _label_path(self, index: int) -> Path:
         return self.label_folder / self._files[self.image_ids[index]].labels

@@ -17,8 +17,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.data.transforms.multi_crop import MakesViews, collate_views
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, find_paths_like, image_files, log_unread
-from vitkit.io.image_files import FORMATS, to_tensor, upright_size
-from vitkit.io.packs import blocks_of, packed_files
+from vitkit.io.image_files import FORMATS, ImageStore, to_tensor, upright_size
 from vitkit.io.shared_memory import flat_text, flat_texts
 from vitkit.io.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
@@ -65,7 +64,8 @@ class UnlabelledImages(BaseImageDataset):
         if isinstance(source, Mapping):
             self.dataset = _build_without_targets(source)
         else:
-            self.folder, names = _list_files(source)
+            folder, names = _list_files(source)
+            self.store = ImageStore(folder)
             self._file_names, self._name_offsets = flat_texts(names)
         if not len(self):
             raise DataError(f"source: {_describe(source)} has no image ({', '.join(FORMATS)}). {_REMEDY}")
@@ -76,7 +76,7 @@ class UnlabelledImages(BaseImageDataset):
     @property
     def image_ids(self) -> Sequence[Any]:
         """Names of the files, relative to the folder, or the ids of the dataset."""
-        return [*map(self._file_name, range(len(self)))] if self.dataset is None else self.dataset.image_ids
+        return [*map(self.file_name, range(len(self)))] if self.dataset is None else self.dataset.image_ids
 
     @property
     def features(self) -> FeatureFile | None:
@@ -97,16 +97,14 @@ class UnlabelledImages(BaseImageDataset):
     def __len__(self) -> int:
         return len(self._name_offsets) - 1 if self.dataset is None else len(self.dataset)
 
-    def _file_name(self, index: int) -> str:
+    def file_name(self, index: int) -> str:
         return flat_text(self._file_names, self._name_offsets, index)
 
     def image_path(self, index: int) -> Path | None:
-        return self.folder / self._file_name(index) if self.dataset is None else self.dataset.image_path(index)
+        return super().image_path(index) if self.dataset is None else self.dataset.image_path(index)
 
     def image_blocks(self) -> np.ndarray | None:
-        if self.dataset is not None:
-            return self.dataset.image_blocks()
-        return blocks_of(self.folder, map(self._file_name, range(len(self))))
+        return super().image_blocks() if self.dataset is None else self.dataset.image_blocks()
 
     def image_size(self, index: int) -> tuple[int, int]:
         if self.dataset is not None:
@@ -135,7 +133,7 @@ class UnlabelledImages(BaseImageDataset):
         else:
             views = [self.transform(AnnotatedImage(original), seed).image]
         target = {
-            "image_id": self._file_name(index) if self.dataset is None else self.dataset.image_ids[index],
+            "image_id": self.file_name(index) if self.dataset is None else self.dataset.image_ids[index],
             "image_size": views[0].shape[:2],
             "original_size": original.shape[:2],
         }
@@ -179,7 +177,7 @@ def _list_files(source: str | Path | Sequence[str | Path]) -> tuple[Path, list[s
         images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
         log_unread(path, {*files} - {*images}, images)
         return Path(), [str(file) for file in images]
-    if not path.is_dir() and not any(packed_files(path)):  # a mounted pack's folders of images do not exist
+    if not ImageStore(path).is_folder():
         raise DataError(f"source: '{source}' is neither a folder nor a text file of names. {_REMEDY}")
     start = len(path.parts)
     return path, [os.sep.join(file.parts[start:]) for file in image_files(path)]

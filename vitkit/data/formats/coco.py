@@ -10,8 +10,8 @@ from vitkit.data.formats.exporters import explain_issues, find_listed_files, rea
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
 from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, ImageFiles, data_files, is_hidden
+from vitkit.io.image_files import ImageStore
 from vitkit.io.json_files import gc_paused, read_json
-from vitkit.io.packs import has_file
 
 # "latest.json" has no test images.
 _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))
@@ -102,7 +102,7 @@ def _images_of(path: Path, names: Sequence[str]) -> Path:
     folders = [path.parent, path.parent / "images", path.parent.parent / "images"]
     for folder in folders:
         # Not any image: beside the file may be a sheet that `vitkit data convert` has drawn.
-        if any(has_file(folder / name) for name in names[:_NUM_LOOKED_UP]):
+        if any(map(ImageStore(folder).has, names[:_NUM_LOOKED_UP])):
             return folder
     for folder in folders:
         if folder.is_dir() and any(

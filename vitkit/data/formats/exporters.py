@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES, FileIssue, is_box, is_number
 from vitkit.io.folders import ImageFiles, is_hidden
-from vitkit.io.packs import has_file
+from vitkit.io.image_files import ImageStore
 from vitkit.io.segmentations import polygon_box, rotated_box
 from vitkit.text_format import pluralize
 
@@ -160,7 +160,7 @@ def find_listed_files(content: Any, folder: Path) -> list[str]:
     files, counts = None, Counter()
     for image in entries if isinstance(entries, list) else ():
         name = image.get("file_name") if isinstance(image, dict) else None
-        if not isinstance(name, str) or (name.isascii() and "\\" not in name) or not _is_missing(folder / name):
+        if not isinstance(name, str) or (name.isascii() and "\\" not in name) or not _is_missing(folder, name):
             continue
         try:
             files = files or ImageFiles(folder)
@@ -173,9 +173,9 @@ def find_listed_files(content: Any, folder: Path) -> list[str]:
     return [f"{pluralize(count, 'file names', 'have')} {what}" for what, count in counts.items()]
 
 
-def _is_missing(path: Path) -> bool:
+def _is_missing(folder: Path, name: str) -> bool:
     try:
-        return not (os.path.exists(path) or has_file(path))
+        return not (os.path.exists(folder / name) or ImageStore(folder).has(name))
     except ValueError:  # half a character
         return False
 

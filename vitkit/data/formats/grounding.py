@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
 from vitkit.io.json_files import read_json, read_json_lines
-from vitkit.io.parsing import check_count, check_distinct, class_name, coordinate, is_name, read_xml
+from vitkit.io.parsing import check_count, check_distinct, class_name, coordinate, read_xml
 from vitkit.io.pickle_files import read_plain_pickle
 from vitkit.io.segmentations import is_side
-from vitkit.text_format import pluralize
+from vitkit.text_format import is_name, pluralize
 
 logger = logging.getLogger("vitkit")
 

@@ -17,9 +17,10 @@ from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
 from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, is_hidden, one_form
-from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, is_name, read_yaml
+from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, read_yaml
 from vitkit.io.segmentations import polygon_fields, round_pixels
 from vitkit.io.text_files import read_lines
+from vitkit.text_format import is_name
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _NO_SUBSETS = ("classes", "names", "backup", "eval", "top")

@@ -9,7 +9,7 @@ import numpy as np
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import one_form
-from vitkit.io.packs import mount
+from vitkit.io.image_files import find_root
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
@@ -40,7 +40,7 @@ def build_dataset(
     try:
         if isinstance(spec, Mapping):
             # A spec without {root} does not need what it stands for.
-            spec = _with_root(spec, mount(root) if "{root}" in str(spec) else root)
+            spec = _with_root(spec, find_root(root) if "{root}" in str(spec) else root)
             spec = {name: value for name, value in spec.items() if name not in CHOICE}
         dataset = DATASETS.build(spec)
     except DataError as error:

@@ -1,15 +1,14 @@
 """The input and output types of transforms."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import cv2
 import numpy as np
 
-from vitkit.data.transforms.crops import resize_image
-from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
+from vitkit.structures import Batch
 
 
 class AnnotatedImage(NamedTuple):
@@ -29,14 +28,6 @@ class AnnotatedImage(NamedTuple):
     """(N, H, W) uint8 of 0 and 1."""
     segment_map: np.ndarray | None = None
     """(H, W) uint8 or uint16 numbers of non-overlapping regions, 0 for none."""
-
-    def rendered(self, size: tuple[int, int] | None = None) -> "AnnotatedImage":
-        """Compute the pixels, and masks, of a lazy image, and resize any to (height, width); None: without a resize."""
-        image, size = self.image, size or self.image.shape[:2]
-        if not isinstance(image, LazyImage):
-            return self if size == image.shape[:2] else self.resized(resize_image(image, size))
-        result = self._replace(masks=None).resized(image.render(size))
-        return result if self.masks is None else result._replace(masks=image.render_masks(self.masks, size))
 
     def resized(self, image: np.ndarray) -> "AnnotatedImage":
         """Replace the image by a resized one and resize the annotations to it, maps without interpolation."""
@@ -67,7 +58,7 @@ def check_rgb(image: np.ndarray, name: str) -> None:
 class Transforms(Protocol):
     """The interface of what `TRANSFORMS.build` returns.
 
-    If it also has `takes_lazy_images = True`, it may get an image that is a `LazyImage`, and return one.
+    They may also be `TakesLazyImages` (vitkit.data.transforms.lazy_image).
     """
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
@@ -77,6 +68,25 @@ class Transforms(Protocol):
             sample: the input, left unchanged.
             seed: if set, the result depends only on the arguments; None draws fresh random numbers.
         """
+
+
+@runtime_checkable
+class TransformsBatches(Protocol):
+    """Transforms that go on with whole batches, on the model's device."""
+
+    def for_batches(self, num_classes: int) -> Callable[[Batch], Batch] | None:
+        """Return the transforms of a batch; None: there are none."""
+
+
+@runtime_checkable
+class ChangesByEpoch(Protocol):
+    """Transforms that change between epochs; a dataset applies those of the epoch."""
+
+    stages: Sequence[Transforms]
+    """All of them."""
+
+    def at(self, epoch: int, num_epochs: int | None = None) -> Transforms:
+        """Return the transforms of an epoch, in a run of so many; None: it is not known of how many."""
 
 
 @runtime_checkable
@@ -108,18 +118,6 @@ class MixesImages(Protocol):
             source: the dataset that the other images are drawn from.
             seed: if set, the result depends only on the arguments and the source.
         """
-
-
-def apply_transforms(transforms: Transforms | None, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
-    """Transform an image, a lazy one only by transforms that take it; None leaves it unchanged."""
-    if transforms is None:
-        return sample
-    return transforms(sample if takes_lazy_images(transforms) else sample.rendered(), seed=seed)
-
-
-def takes_lazy_images(transforms: Transforms | None) -> bool:
-    """Whether transforms, or none, take and return an image that is a `LazyImage`."""
-    return transforms is None or getattr(transforms, "takes_lazy_images", False)
 
 
 def build_transforms(transforms: Spec | Transforms | None) -> Transforms | None:

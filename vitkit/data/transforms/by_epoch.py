@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms, TransformsBatches
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
@@ -50,7 +50,7 @@ class TransformsByEpoch:
         self.stages: list[Transforms] = [TRANSFORMS.build(spec) for spec in transforms]
         self.ends, self.are_shares = ends, until_shares is not None
         for stage in self.stages:
-            if isinstance(stage, TransformsByEpoch) or hasattr(stage, "for_batches"):
+            if isinstance(stage, TransformsByEpoch | TransformsBatches):
                 raise ConfigError(
                     f"TransformsByEpoch: transforms has {type(stage).__name__}, which cannot change between epochs."
                 )

@@ -6,15 +6,9 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from vitkit.data.transforms.annotated_image import (
-    AnnotatedImage,
-    ImageSource,
-    Transforms,
-    apply_transforms,
-    build_transforms,
-)
+from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
 from vitkit.data.transforms.crops import compute_resized_size, pad_value_of, resize_image
-from vitkit.data.transforms.lazy_image import LazyImage, opencv_matrix
+from vitkit.data.transforms.lazy_image import LazyImage, apply_transforms, opencv_matrix, render
 from vitkit.data.transforms.mosaic_mixup import Visibility, load_another_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
@@ -115,11 +109,11 @@ class GridMosaic:
         is_lazy, transforms = isinstance(sample.image, LazyImage), self.otherwise
         if random.random() < self.probability:
             transforms = self.transforms
-            samples = [sample.rendered(), *(load_another_image(source, random) for _ in range(3))]
+            samples = [render(sample), *(load_another_image(source, random) for _ in range(3))]
             grid = make_grid(samples, self.tile, self.pad_value)
             sample = move(grid, self._draw(*grid.image.shape[:2], random), self.visibility, self.pad_value)
             if not is_lazy:
-                sample = sample.rendered()
+                sample = render(sample)
         return apply_transforms(transforms, sample, int(random.integers(2**63)))
 
     def _draw(self, height: int, width: int, random: np.random.Generator) -> Affine:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import cv2
 import numpy as np
 
+from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.data.transforms.crops import pad_value_of, resize_image
 from vitkit.io.image_files import OPENCV_CHANNELS
 
@@ -199,3 +201,36 @@ def _recolor(pixels: np.ndarray, changes: tuple[ChangeColors, ...]) -> np.ndarra
     for change in changes:
         pixels = change(pixels)
     return pixels
+
+
+def make_lazy(sample: AnnotatedImage, transforms: Transforms | None) -> AnnotatedImage:
+    """Make an image lazy, if transforms, or none, take and return such an image."""
+    return sample._replace(image=LazyImage(sample.image)) if takes_lazy_images(transforms) else sample
+
+
+def render(sample: AnnotatedImage, size: tuple[int, int] | None = None) -> AnnotatedImage:
+    """Compute the pixels, and masks, of a lazy image, and resize any to (height, width); None: without a resize."""
+    image, size = sample.image, size or sample.image.shape[:2]
+    if not isinstance(image, LazyImage):
+        return sample if size == image.shape[:2] else sample.resized(resize_image(image, size))
+    result = sample._replace(masks=None).resized(image.render(size))
+    return result if sample.masks is None else result._replace(masks=image.render_masks(sample.masks, size))
+
+
+def apply_transforms(transforms: Transforms | None, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
+    """Transform an image, a lazy one only by transforms that take it; None leaves it unchanged."""
+    if transforms is None:
+        return sample
+    return transforms(sample if takes_lazy_images(transforms) else render(sample), seed=seed)
+
+
+@runtime_checkable
+class TakesLazyImages(Protocol):
+    """Transforms that may take an image that is a `LazyImage`, and return one."""
+
+    takes_lazy_images: bool
+
+
+def takes_lazy_images(transforms: Transforms | None) -> bool:
+    """Whether transforms, or none, take and return an image that is a `LazyImage`."""
+    return transforms is None or (isinstance(transforms, TakesLazyImages) and transforms.takes_lazy_images)
