@@ -51,9 +51,7 @@ def write_shapes(
     """
     if min(num_train, num_val) < 1:
         raise ConfigError(f"num_train={num_train}, num_val={num_val}: expected at least 1.")
-    settings = {
-        "num_train": num_train,
-        "num_val": num_val,
+    drawn = {
         "image_size": image_size,
         "max_image_size": max_image_size,
         "min_objects": min_objects,
@@ -61,22 +59,10 @@ def write_shapes(
         "min_size": min_size,
         "max_size": max_size,
         "seed": seed,
-        "format": image_format,
     }
+    settings = {"num_train": num_train, "num_val": num_val, **drawn, "format": image_format}
+    worlds = {split: World(**drawn, split=split) for split in ("train", "val")}
     out = Path(out)
-    worlds = {
-        split: World(
-            image_size=image_size,
-            max_image_size=max_image_size,
-            min_objects=min_objects,
-            max_objects=max_objects,
-            min_size=min_size,
-            max_size=max_size,
-            seed=seed,
-            split=split,
-        )
-        for split in ("train", "val")
-    }
     if out.exists() and not out.is_dir():
         raise DataError(f"OUT: {str(out)!r} is a file; expected a folder to write into.")
     if out.is_dir() and any(out.iterdir()):
