@@ -52,7 +52,7 @@ def read_annotations(folder: str, sender) -> None:
     before, began = peak_memory(), time.process_time()
     dataset = CocoDetection(folder, f"{folder}/instances.json")
     took = dict(cpu=time.process_time() - began, memory=peak_memory() - before)
-    arrays = [value for value in vars(dataset).values() if isinstance(value, np.ndarray)]
+    arrays = [value for value in vars(dataset.table).values() if isinstance(value, np.ndarray)]
     sender.send(dict(took, images=len(dataset), held=sum(array.nbytes for array in arrays)))
 
 

@@ -184,7 +184,7 @@ def _node(build: Callable[[], CocoDetection] | None, num_ranks: int, num_workers
         for index in [] if dataset is None else batch_indices(len(dataset)):
             dataset[index]
         seconds += time.process_time()
-        for value in [] if dataset is None else vars(dataset).values():
+        for value in [] if dataset is None else vars(dataset.table).values():
             if isinstance(value, np.ndarray) and value.size:
                 value[:].reshape(-1).view(np.uint8).max()
         wait(seconds)
