@@ -25,7 +25,7 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.tools import average, export
 from vitkit.weights import load_weights, read_checkpoint
-from vitkit.weights.names import run_weights
+from vitkit.weights.locate import run_weights
 
 SHARDED = {"sharded_checkpoints": True}
 

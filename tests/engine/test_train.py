@@ -17,7 +17,7 @@ from vitkit.errors import CheckpointError, ConfigError, TrainingError
 from vitkit.registry import CRITERIA, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
-from vitkit.weights.names import RUN_WEIGHTS
+from vitkit.weights.locate import RUN_WEIGHTS
 
 
 def test_training_lowers_the_loss_and_logs_it(tmp_path):

@@ -13,7 +13,7 @@ from vitkit import load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights, names
+from vitkit.weights import load_weights, locate
 
 
 def dfine(**head):
@@ -141,7 +141,7 @@ def test_dilation_is_known_from_official_settings(models):
 
 def test_dilation_is_known_from_the_model_zoo_name(models, monkeypatch, tmp_path):
     torch.save({"model": models[True].state_dict()}, tmp_path / "weights.pth")
-    monkeypatch.setattr(names, "published_weights", lambda name: tmp_path / "weights.pth")
+    monkeypatch.setattr(locate, "published_weights", lambda name: tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=other(True)):
         load_weights(models[False], "detr_r50_dc5")
     with pytest.raises(CheckpointError, match=other(False)):

@@ -33,9 +33,9 @@ from vitkit.protocols.model import Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
-from vitkit.weights import load_pretrained, load_weights, read_checkpoint
+from vitkit.weights import load_pretrained, load_weights
 from vitkit.weights.contents import TEACHER
-from vitkit.weights.names import BACKBONE_WEIGHTS
+from vitkit.weights.locate import BACKBONE_WEIGHTS, Located, locate_weights
 from vitkit.weights.pretrained import load_backbone, pretraining_run
 from vitkit.weights.reading import read_metadata
 from vitkit.weights.teachers import find_teacher, load_teacher
@@ -69,7 +69,7 @@ def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSe
 
 
 def share_vocabularies(
-    train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None, spec: Spec
+    train_set: Dataset, val_set: Dataset, checkpoint: Path | Located | None, spec: Spec
 ) -> dict[str, Vocabulary]:
     """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
@@ -84,7 +84,7 @@ def share_vocabularies(
     saved = None
     if is_main():
         if checkpoint and Path(checkpoint).is_file():
-            saved = read_checkpoint(checkpoint).get("vocabularies")
+            saved = locate_weights(checkpoint).metadata.get("vocabularies")
         if not saved:
             use_tokenizer(train_set, spec)
         saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
@@ -357,7 +357,7 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, dataset: Datase
 
 
 def load_initial_weights(
-    model: nn.Module, spec: Spec, init: str | Path | None, classes: Sequence[str] | None, *, partial: bool = False
+    model: nn.Module, spec: Spec, init: Located | None, classes: Sequence[str] | None, *, partial: bool = False
 ) -> None:
     """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
     backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""

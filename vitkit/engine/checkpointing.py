@@ -29,7 +29,7 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.weights.contents import PIXELS
-from vitkit.weights.names import BACKBONE_WEIGHTS
+from vitkit.weights.locate import BACKBONE_WEIGHTS
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
 

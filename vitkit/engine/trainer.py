@@ -56,8 +56,8 @@ from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import plot_training
-from vitkit.weights import find_weights
 from vitkit.weights.contents import LORA
+from vitkit.weights.locate import Located, find_weights
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -98,7 +98,7 @@ def run_training(
     check_same_start(config)
     make_data_paths_absolute(config)
     with first_rank_first():
-        init = None if init is None else find_weights(init)
+        weights = None if init is None else find_weights(init)
     launches = gather_objects(current_launch())
     with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
         saved = load_config(folder.path / CONFIG_NAME, trust=trust) if folder.checkpoint else None
@@ -106,7 +106,7 @@ def run_training(
         if saved is not None:
             make_data_paths_absolute(saved)
             report_changes(folder.path, saved, config)
-        run, validate = build_run(config, folder, device, init=init, partial_init=partial_init)
+        run, validate = build_run(config, folder, device, init=weights, partial_init=partial_init)
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
         on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
@@ -136,9 +136,9 @@ def check_training(
     make_data_paths_absolute(config)
     choose_precision(config, None, device)
     with first_rank_first():
-        init = None if init is None else find_weights(init)
+        weights = None if init is None else find_weights(init)
     folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
-    run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
+    run, _ = build_run(config, folder, device, init=weights, partial_init=partial_init)
     default_hooks(run.settings)
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")
 
@@ -163,7 +163,7 @@ def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: to
 
 
 def build_run(
-    config: Config, folder: RunFolder, device: torch.device, *, init: str | Path | None, partial_init: bool = False
+    config: Config, folder: RunFolder, device: torch.device, *, init: Located | None, partial_init: bool = False
 ) -> tuple[TrainRun, Validate]:
     """Build everything that a config names; return the run, and the function that evaluates its model."""
     data = DataSettings(**config["data"])

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
 from vitkit.weights.contents import classes_of, describe_run, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
-from vitkit.weights.names import fetch_weights
+from vitkit.weights.locate import Weights, locate_weights
 from vitkit.weights.reading import read_checkpoint
 
 logger = logging.getLogger("vitkit")
@@ -106,7 +105,7 @@ class LoadReport:
 
 def load_weights(
     model: nn.Module,
-    source: str | Path | Mapping[str, Any],
+    source: Weights | Mapping[str, Any],
     *,
     classes: Sequence[str] | None = None,
     new_class_head: bool = False,
@@ -117,8 +116,8 @@ def load_weights(
     """Load weights into `model`, whatever names they were published under.
 
     Args:
-        source: a checkpoint file, a name in the model zoo's index ("detr_r50", downloaded once), a folder of the
-            transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (also wrapped as
+        source: a checkpoint file, the folder of a run, a name in the model zoo's index ("detr_r50", downloaded once), a
+            folder of the transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (wrapped as
             {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one; low-rank
             updates are merged into the weights that they were trained on.
         classes: the model's class names. A vitkit checkpoint that was trained on other classes is then rejected, even
@@ -144,8 +143,8 @@ def load_weights(
     if isinstance(source, Mapping):
         checkpoint, name, zoo_name = source, "the given state dict", None
     else:
-        path, zoo_name = fetch_weights(source)
-        checkpoint, name = read_checkpoint(path), str(path)
+        located = locate_weights(source)
+        checkpoint, name, zoo_name = read_checkpoint(located.path), str(located.path), located.zoo_name
     state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
 
     official = None

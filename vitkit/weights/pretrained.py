@@ -8,20 +8,31 @@ from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.ops.images import pixel_statistics
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
-from vitkit.registry import BACKBONES
+from vitkit.registry import BACKBONES, nearest
 from vitkit.weights.contents import PIXELS
 from vitkit.weights.loading import LoadReport, load_weights
-from vitkit.weights.names import BACKBONE_WEIGHTS, RUN_WEIGHTS
+from vitkit.weights.locate import (
+    BACKBONE_WEIGHTS,
+    CHECKSUM,
+    PRETRAINED,
+    RUN_WEIGHTS,
+    TIMM,
+    Located,
+    Weights,
+    backbone_weights,
+    locate,
+)
 from vitkit.weights.reading import read_metadata
-from vitkit.weights.sources import find_source
 
 logger = logging.getLogger("vitkit")
+RANDOM_INSTEAD = ", or start from random weights (model.backbone.pretrained=False)"
+"""The last remedy in errors about missing weights."""
 
 
 def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | None:
@@ -55,7 +66,7 @@ def load_pretrained(model: nn.Module, *, new_class_head: bool = True) -> str | N
         _warn_if_frozen(stated)
         return None
     load_backbone(model, source, new_class_head=new_class_head)
-    return source.partition("#sha256=")[0]
+    return source.partition(CHECKSUM)[0]
 
 
 def _warn_if_frozen(backbone: Backbone) -> None:
@@ -79,20 +90,67 @@ def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = Tru
             report = load_weights(backbone, found, new_class_head=new_class_head, strict=False)
         _check_complete(backbone, report, source, new_class_head=new_class_head)
     except CheckpointError as error:
-        trained = None if isinstance(found, Mapping) else trained_backbone(found)
+        trained = None if isinstance(found, Mapping) else trained_backbone(found.path)
         if trained is None:
             raise
-        if Path(found).name != BACKBONE_WEIGHTS:
+        if found.path.name != BACKBONE_WEIGHTS:
             raise CheckpointError(
                 f"pretrained: {source} has all of a model that was trained without labels. Give the folder of its run, "
-                f"'{Path(found).parent}', whose {BACKBONE_WEIGHTS} has the backbone."
+                f"'{found.path.parent}', whose {BACKBONE_WEIGHTS} has the backbone."
             ) from error
         raise CheckpointError(
             f"pretrained: {source} has trained a backbone {_describe(trained)}, whose weights do not fit this model's "
             f"{_describe(backbone)}. Set model.backbone to the one that was trained, or train this one. ({error})"
         ) from error
-    if not isinstance(found, Mapping) and Path(found).name == BACKBONE_WEIGHTS:
-        _warn_of_other_pixels(backbone, read_metadata(Path(found)).get(PIXELS), source)
+    if isinstance(found, Located) and found.path.name == BACKBONE_WEIGHTS:
+        _warn_of_other_pixels(backbone, found.metadata.get(PIXELS), source)
+
+
+def find_source(source: str) -> Located | Mapping[str, Any]:
+    """Return the weights that a value of `pretrained` refers to, downloaded the first time; timm's are a state dict.
+
+    Raises:
+        CheckpointError: there are none, or they cannot be downloaded.
+    """
+    located = locate(source, PRETRAINED)
+    if located is None or (located.kind == "checkpoint" and not isfile(source)):
+        raise CheckpointError(
+            f"pretrained: no file {source!r}. Give a file of weights, the folder of a pretraining run, a URL "
+            f"('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME'){RANDOM_INSTEAD}."
+        )
+    if located.kind == "timm":
+        return _timm_weights(source.removeprefix(TIMM))
+    try:
+        if located.kind == "run":
+            return Located("checkpoint", str(backbone_weights(Path(source))))
+        located.fetch()
+    except ConfigError as error:
+        raise CheckpointError(f"pretrained: {error}") from error
+    except CheckpointError as error:
+        if located.kind != "url":
+            raise
+        raise CheckpointError(
+            f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE)"
+            f"{RANDOM_INSTEAD}."
+        ) from error
+    return located
+
+
+def _timm_weights(name: str) -> dict[str, Tensor]:
+    import timm
+
+    if not timm.is_model_pretrained(name):
+        raise CheckpointError(
+            f"pretrained: timm {timm.__version__} has no weights named {name!r}. "
+            f"{nearest(name, timm.list_pretrained())}"
+        )
+    try:
+        return timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
+        raise CheckpointError(
+            f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
+            f"(model.backbone.pretrained=FILE){RANDOM_INSTEAD}."
+        ) from error
 
 
 def _warn_of_other_pixels(backbone: Backbone, trained: Mapping[str, Any] | None, source: str) -> None:
@@ -120,7 +178,7 @@ def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_
         )
 
 
-def trained_backbone(path: str | Path) -> dict[str, Any] | None:
+def trained_backbone(path: Weights) -> dict[str, Any] | None:
     """Return the spec, with its type, of the backbone whose weights a pretraining run has written; None for others.
 
     Args:
@@ -137,7 +195,7 @@ def trained_backbone(path: str | Path) -> dict[str, Any] | None:
     return {"type": getattr(constructor, "__name__", "backbone"), **arguments}
 
 
-def pretraining_run(checkpoint: str | Path) -> Path | None:
+def pretraining_run(checkpoint: Weights) -> Path | None:
     """Return the folder of the run that wrote a checkpoint, if other models start from the backbone that it has trained
     without labels; None for other weights, also if such a backbone lies beside them."""
     path = Path(checkpoint)

@@ -13,11 +13,10 @@ from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, Spec, nearest
 from vitkit.weights.contents import state_dict_of
 from vitkit.weights.loading import load_weights
-from vitkit.weights.names import fetch_weights, find_weights
-from vitkit.weights.pretrained import load_pretrained, trained_backbone
+from vitkit.weights.locate import Located, find_weights
+from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone
 from vitkit.weights.published import load_published_config
-from vitkit.weights.reading import read_checkpoint, read_metadata
-from vitkit.weights.sources import RANDOM_INSTEAD
+from vitkit.weights.reading import read_checkpoint
 
 
 class Teacher(NamedTuple):
@@ -25,7 +24,7 @@ class Teacher(NamedTuple):
 
     backbone: Mapping[str, Any]
     """The spec of its backbone."""
-    checkpoint: Path | None
+    checkpoint: Located | None
     """The checkpoint of vitkit that has its weights; None: the spec names them."""
 
 
@@ -50,7 +49,7 @@ def find_teacher(teacher: Spec) -> Teacher:
     if isdir(teacher) and (trained := trained_backbone(teacher)) is not None:
         return Teacher({**trained, "pretrained": teacher}, None)
     try:
-        path, zoo_name = fetch_weights(find_weights(teacher))
+        located = find_weights(teacher)
     except ConfigError as error:
         if Path(teacher).name != teacher:  # a path
             raise
@@ -58,18 +57,18 @@ def find_teacher(teacher: Spec) -> Teacher:
             f"{teacher!r} is neither a backbone nor a run's folder, a checkpoint or a model of the zoo. "
             f"{nearest(teacher, BACKBONES.names())}"
         ) from error
-    config = read_metadata(path).get("config")
+    config = located.metadata.get("config")
     if isinstance(config, str):
         model = json.loads(config).get("model")
     else:
-        model = None if zoo_name is None else load_published_config(zoo_name)["model"]
+        model = None if located.zoo_name is None else load_published_config(located.zoo_name)["model"]
     spec = model.get("backbone") if isinstance(model, Mapping) else None
     if not spec:
         raise CheckpointError(
-            f"{path}: does not say which backbone its weights are for. Name it: "
+            f"{located}: does not say which backbone its weights are for. Name it: "
             f"model.teacher=\"dict(type='resnet50', pretrained='{teacher}')\"."
         )
-    return Teacher({**({"type": spec} if isinstance(spec, str) else spec), "pretrained": False}, Path(path))
+    return Teacher({**({"type": spec} if isinstance(spec, str) else spec), "pretrained": False}, located)
 
 
 def load_teacher(network: nn.Module, teacher: Teacher, classes: Sequence[str] | None) -> str:
@@ -90,10 +89,11 @@ def load_teacher(network: nn.Module, teacher: Teacher, classes: Sequence[str] | 
         if source is None:
             raise ConfigError(f"{type(network).__name__} has random weights, which teach nothing.")
         return source
+    path = teacher.checkpoint.path
     if child(network, "backbone") is not None:
         load_weights(network, teacher.checkpoint, classes=classes)
-        return str(teacher.checkpoint)
-    state = state_dict_of(read_checkpoint(teacher.checkpoint), str(teacher.checkpoint))
+        return str(path)
+    state = state_dict_of(read_checkpoint(path), str(path))
     of_backbone = {key.removeprefix("backbone."): x for key, x in state.items() if key.startswith("backbone.")}
     load_weights(network, of_backbone or state)
-    return str(teacher.checkpoint)
+    return str(path)

@@ -74,7 +74,7 @@ def test_backbone_without_published_weights_says_how_to_give_some(image):
 )
 def test_names_of_dino_stand_for_its_weights(name, file, monkeypatch):
     sources = []
-    monkeypatch.setattr("vitkit.weights.sources.fetch_file", lambda url, **_: sources.append(url) or "missing.pth")
+    monkeypatch.setattr("vitkit.weights.locate.fetch_file", lambda url, **_: sources.append(url) or Path("missing.pth"))
     with torch.device("meta"), pytest.raises(CheckpointError, match="missing.pth"):
         load_pretrained(BACKBONES.build(dict(type=name, pretrained=True)))
     assert sources == [f"https://dl.fbaipublicfiles.com/dino/{file}/{file}.pth"]

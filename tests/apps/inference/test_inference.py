@@ -97,8 +97,8 @@ def test_every_name_of_a_model_finds_the_same_config_and_weights(run):
 
 def test_installed_configs_and_the_zoo_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find_model("detr_r50").weights == "detr_r50"
-    assert find_model("detr_r50", "mine.pth").weights == "mine.pth"
+    assert str(find_model("detr_r50").weights) == "detr_r50"
+    assert find_model("detr_r50", "mine.pth").weights.name == "mine.pth"
     for name in ("quickstart/detr", "configs/quickstart/detr.py"):
         model = find_model(name)
         assert model.weights is None and model.config["model"]["type"] == "DETR"

@@ -283,7 +283,7 @@ def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_n
     def unreachable(url, *, checksum):
         raise CheckpointError("cannot download it (no route).")
 
-    monkeypatch.setattr("vitkit.weights.sources.fetch_file", unreachable)
+    monkeypatch.setattr("vitkit.weights.locate.fetch_file", unreachable)
     with pytest.raises((ConfigError, CheckpointError), match=message):
         pretrain(photos, teacher=teacher, device="cpu", overrides=["data.num_workers=0"])
     assert not Path("runs/pretrain").exists()

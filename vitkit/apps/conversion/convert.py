@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.apps.conversion.transformers_writing import DIFFERING, TOKENIZER, write_folder
 from vitkit.apps.inference.card import card_path, make_card, read_metrics
-from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
+from vitkit.apps.inference.load import check_not_exported, find_trained, load
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.devices import Precision
 from vitkit.errors import CheckpointError, ConfigError
@@ -20,6 +20,7 @@ from vitkit.model_zoo.converters import Written, write_names
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint
 from vitkit.weights.hub import PREPROCESSOR
+from vitkit.weights.locate import Located
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
 from vitkit.weights.transformers_folder import CONFIG, MODEL_ENTRIES
 from vitkit.weights.writing import write_safetensors
@@ -164,9 +165,9 @@ def check_out(out: Path, to: str, *, overwrite: bool) -> None:
         raise CheckpointError(f"convert: out {out} exists already. Choose another name, or set overwrite.")
 
 
-def _keep_entries(loaded: Any, config: Mapping[str, Any], weights: str | Path) -> dict[str, Any]:
+def _keep_entries(loaded: Any, config: Mapping[str, Any], weights: Located) -> dict[str, Any]:
     """Return the entries besides the weights with which a checkpoint can be loaded by itself."""
-    kept = {key: value for key, value in own_checkpoint(weights).items() if key in MODEL_ENTRIES}
+    kept = {key: value for key, value in weights.metadata.items() if key in MODEL_ENTRIES}
     kept["config"] = json.dumps(config)
     if isinstance(loaded, Predictor) and loaded.classes:
         things = getattr(loaded.model, "things", None)

@@ -17,8 +17,8 @@ from vitkit.models.classifier import Classifier
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
-from vitkit.weights.hub import fetch_repository, is_hub_name
-from vitkit.weights.transformers_folder import CONFIG, is_transformers_folder, read_object
+from vitkit.weights.locate import locate
+from vitkit.weights.transformers_folder import CONFIG, read_object
 
 IMAGE_SIZE = dict(short_side=480, max_size=640)
 """The size of images, in pixels: DINO's figures have 480 x 480."""
@@ -43,15 +43,15 @@ def dino_folder(model: Any) -> Path | None:
     Raises:
         CheckpointError: the hub has no such model, or cannot be reached.
     """
+    located = locate(model, ("hub", "library")) if isinstance(model, str | Path) else None
     try:
-        if is_hub_name(model):
-            return fetch_repository(model, check=_require_dino)
-        if isinstance(model, str | Path) and (Path(model) / CONFIG).is_file() and is_transformers_folder(Path(model)):
-            _require_dino(Path(model) / CONFIG)
-            return Path(model)
+        folder = None if located is None else located.fetch(_require_dino)
+        if folder is None or not (folder / CONFIG).is_file():
+            return None
+        _require_dino(folder / CONFIG)
     except _OtherKind:
-        pass
-    return None
+        return None
+    return folder
 
 
 def _require_dino(config: Path) -> None:

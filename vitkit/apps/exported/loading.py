@@ -37,6 +37,7 @@ from vitkit.protocols.model import DenseModel, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 from vitkit.structures import PAD
 from vitkit.text.vocabulary import VOCABULARY_FORMAT
+from vitkit.weights.locate import METADATA_READERS
 
 NEW = "new_"
 """Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
@@ -50,11 +51,6 @@ _NUM_KEPT = 64
 """The number of batches of prompts whose features are kept, those that were read last."""
 _MAX_SIDE = 1 << 15
 """The largest side of the images of a file, in pixels."""
-
-
-def is_exported(path: Any) -> bool:
-    """Whether a path has the extension of an exported file."""
-    return isinstance(path, str | Path) and Path(path).suffix in (ONNX_SUFFIX, PROGRAM_SUFFIX)
 
 
 class ProgramFile:
@@ -153,7 +149,7 @@ def open_exported(path: str | Path, runtime: Runtime = "onnxruntime") -> Exporte
     return ONNX_FILES[runtime](path, read_onnx_metadata(path)) if is_onnx else ProgramFile(path)
 
 
-def check_runtime(runtime: Runtime, weights: str | Path, device: str | torch.device) -> None:
+def check_runtime(runtime: Runtime, weights: str | os.PathLike[str], device: str | torch.device) -> None:
     """Check that a runtime can run a model's weights on a device.
 
     Raises:
@@ -246,6 +242,9 @@ def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
         **({} if things is None else {"things": things}),
         "measured": measured,
     }
+
+
+METADATA_READERS["exported"] = read_as_checkpoint
 
 
 def read_tokenizer(path: str | Path, entry: Mapping[str, Any]) -> str:

@@ -10,13 +10,14 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vitkit import __version__, model_zoo
 from vitkit.apps.inference.language import LanguageModel, MaskFiller
-from vitkit.apps.inference.load import Loaded, own_checkpoint
+from vitkit.apps.inference.load import Loaded, locate_usable
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import DataError
 from vitkit.io.output import write_text
 from vitkit.protocols.evaluator import is_measured
 from vitkit.text_format import pluralize
 from vitkit.weights.download import file_digest
+from vitkit.weights.locate import Weights, locate_weights
 
 CARD = "README.md"
 WRITTEN = "written by vitkit"
@@ -42,7 +43,7 @@ class Measured(NamedTuple):
     metrics: Mapping[str, float]
 
 
-def save_metrics(path: Path, measured: Measured, weights: str | Path) -> None:
+def save_metrics(path: Path, measured: Measured, weights: Weights) -> None:
     """Write metrics as JSON, with the checksum of the weights' file, by which `read_metrics` knows whose they are.
 
     Raises:
@@ -54,7 +55,7 @@ def save_metrics(path: Path, measured: Measured, weights: str | Path) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_metrics(weights: str | Path) -> list[Measured]:
+def read_metrics(weights: Weights) -> list[Measured]:
     """Return the metrics of weights: those that `vitkit test` has saved beside them, the newest of each split, or those
     that the model zoo lists as measured.
 
@@ -87,13 +88,9 @@ def read_metrics(weights: str | Path) -> list[Measured]:
     return list(found.values())
 
 
-def zoo_entry(weights: str | Path | None) -> Mapping[str, Any]:
+def zoo_entry(weights: Weights) -> Mapping[str, Any]:
     """Return the model zoo's entry of weights; empty for others, such as those fine-tuned from them."""
-    if weights is None:
-        return {}
-    is_file = Path(weights).exists()
-    name = model_zoo.published_name(weights) if is_file else model_zoo.listed_name(str(weights))
-    return model_zoo.index().get(name, {})
+    return model_zoo.index().get(locate_weights(weights).zoo_name, {})
 
 
 def data_name(config: Mapping[str, Any]) -> str:
@@ -107,13 +104,13 @@ def data_name(config: Mapping[str, Any]) -> str:
     return str(val.get("type", ""))
 
 
-def trained_on(config: Mapping[str, Any], weights: str | Path) -> str:
+def trained_on(config: Mapping[str, Any], weights: Weights) -> str:
     """Return the name of the data that weights were trained on; "" if it is not known, as for other projects' folders,
     whose config has the data section of a related one."""
     entry = zoo_entry(weights)
     if entry:
         return str(entry["dataset"])
-    return data_name(config) if Path(weights).is_file() and "progress" in own_checkpoint(weights) else ""
+    return data_name(config) if Path(weights).is_file() and "progress" in locate_usable(weights).metadata else ""
 
 
 def task_of(loaded: Loaded) -> str:
@@ -149,7 +146,7 @@ def card_path(folder: Path, name: str) -> Path:
 def make_card(
     loaded: Loaded,
     config: Mapping[str, Any],
-    weights: str | Path,
+    weights: Weights,
     *,
     name: str,
     license: str | None,

@@ -1,7 +1,7 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
 from collections.abc import Mapping, Sequence
-from os.path import exists, isdir, isfile
+from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,7 @@ from vitkit.apps.exported.loading import (
     ExportedGenerator,
     ExportedModel,
     check_runtime,
-    is_exported,
     open_exported_model,
-    read_as_checkpoint,
     trust_program,
 )
 from vitkit.apps.exported.settings import PROGRAM_SUFFIX, Runtime
@@ -24,9 +22,8 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.trained_classes import category_ids_of, read_trained_classes
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
-from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
-from vitkit.config import Config, config_names, find_config, load_config, load_saved_config
-from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
+from vitkit.apps.interop.transformers_configs import check_architecture, read_config
+from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import read_sampling
 from vitkit.devices import Precision, require_device, resolve_precision
 from vitkit.engine.build import build_model
@@ -34,16 +31,14 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.ops.images import in_channels
 from vitkit.protocols.model import child
-from vitkit.registry import MODELS, parameters_of, unknown
+from vitkit.registry import MODELS, Spec, parameters_of, unknown
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.class_prompts import Prompts
-from vitkit.text.vocabulary import vocabularies_from_json
+from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
 from vitkit.weights import LoadReport, load_weights
-from vitkit.weights.hub import is_hub_name
+from vitkit.weights.locate import FILES, MODEL, RUN_CONFIG, USABLE, Located, Weights, locate, locate_weights
 from vitkit.weights.marian import FILES as TOKEN_FILES
-from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
 from vitkit.weights.published import load_published_config
-from vitkit.weights.reading import read_metadata
 from vitkit.weights.tokenizer_files import BERT, TOKENIZER, find_tokenizer
 
 Loaded = Predictor | Translator | TextContinuer | MaskFiller
@@ -52,7 +47,7 @@ Loaded = Predictor | Translator | TextContinuer | MaskFiller
 
 def load(
     source: str | Path | Mapping[str, Any],
-    weights: str | Path | None = None,
+    weights: Weights | None = None,
     *,
     overrides: Sequence[str] = (),
     classes: Sequence[str] | None = None,
@@ -67,7 +62,7 @@ def load(
 
     Args:
         source: see `find_model`.
-        weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`.
+        weights: see `locate_usable`; None: those of `source`.
         overrides: `key.sub=value` changes to the config.
         classes: names of the labels; None: those that it was trained on, see `read_trained_classes`, which are also
             what a text-prompted model looks for unless it is told otherwise.
@@ -82,52 +77,93 @@ def load(
         CheckpointError: the weights cannot be read, or do not fit the model.
         DataError: the classes of a text-prompted model are not phrases.
     """
-    config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
-    assert weights is not None
+    config, located = find_trained(source, weights, overrides=overrides, trust=trust)
     device = "cpu" if device is None else device
     require_device(device)
     precision = resolve_precision(precision, torch.device(device))
-    check_runtime(runtime, weights, device)
+    check_runtime(runtime, located, device)
     if not isinstance(config.get("model"), str | Mapping):
-        raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
-    checkpoint = own_checkpoint(weights)
-    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {}, str(weights))
-    if not vocabularies and isinstance(config["model"], Mapping) and config["model"].get("tokenizer"):
-        vocabularies = {"target": find_tokenizer(config["model"]["tokenizer"])}
-    constructor, _ = MODELS.resolve(config["model"], "model")
-    is_prompted = "text" in getattr(constructor, "takes", ())
-    has_classes = "features" not in getattr(constructor, "returns", ())
-    if classes is None and has_classes and (is_prompted or not vocabularies):
-        if not vocabularies and "target_vocabulary" in parameters_of(constructor):
-            if is_prompted:
-                raise CheckpointError(
-                    f"{weights}: has no vocabulary to read text with, and model.tokenizer is not set. Set it to "
-                    f"{BERT}, or to the folder of its files."
-                )
-            raise CheckpointError(
-                f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
-                f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs "
-                "pip install tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and "
-                "load its weights (load_weights)."
-            )
-        classes, trained_things = read_trained_classes(checkpoint, str(weights), config)
+        where = config.path if isinstance(config, Config) else "config"
+        raise ConfigError(f"{where}: model is not set, so there is nothing to load.")
+    vocabularies = _read_vocabularies(config, located)
+    if classes is None and _has_classes(config, located, vocabularies):
+        classes, trained_things = read_trained_classes(located.metadata, str(located), config)
         things = trained_things if things is None else things
-        _check_things(str(weights if isinstance(source, Mapping) else source), config, things)
+        _check_things(str(located if isinstance(source, Mapping) else source), config, things)
     spec = config["model"]
     if isinstance(spec, Mapping) and not training_queries:
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
     built = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
-    model: Any = built  # or an exported file, in its place
-    if is_exported(weights):
-        model, report = open_exported_model(weights, built, runtime), LoadReport(str(weights))
-    else:
-        report = load_weights(built, weights, classes=classes, spec=spec)
+    model, report = open_weights(built, located, classes=classes, spec=spec, runtime=runtime)
+    model = model.to(device)
     if "source" in vocabularies:
-        return Translator(model.to(device), vocabularies, report=report)
+        return Translator(model, vocabularies, report=report)
     if "masked_tokens" in model.returns:
-        return MaskFiller(model.to(device), vocabularies, report=report)
+        return MaskFiller(model, vocabularies, report=report)
     if "tokens" in model.takes:
-        return TextContinuer(model.to(device), vocabularies, report=report)
+        return TextContinuer(model, vocabularies, report=report)
+    return _predictor_of(model, config, located, classes or (), precision=precision, report=report)
+
+
+def open_weights(
+    model: nn.Module, weights: Located, *, classes: Sequence[str] | None, spec: Spec, runtime: Runtime = "onnxruntime"
+) -> tuple[Any, LoadReport]:
+    """Load located weights into the model that their config builds; return the model, or an exported file in its place,
+    and what was loaded.
+
+    Args:
+        classes, spec: see `load_weights`.
+        runtime: what runs an ONNX file.
+    Raises:
+        CheckpointError, ConfigError: see `load_weights`, `open_exported_model`.
+    """
+    if weights.kind == "exported":
+        return open_exported_model(weights.path, model, runtime), LoadReport(str(weights))
+    return model, load_weights(model, weights, classes=classes, spec=spec)
+
+
+def _read_vocabularies(config: Mapping[str, Any], weights: Located) -> dict[str, Vocabulary]:
+    """Return the vocabularies that weights were trained with, or the tokenizer that the config's model names."""
+    vocabularies = vocabularies_from_json(weights.metadata.get("vocabularies") or {}, str(weights))
+    tokenizer = _section(config, "model").get("tokenizer")
+    return {"target": find_tokenizer(tokenizer)} if tokenizer and not vocabularies else vocabularies
+
+
+def _has_classes(config: Mapping[str, Any], weights: Located, vocabularies: Mapping[str, Vocabulary]) -> bool:
+    """Whether a config's model predicts classes, also those of a prompt.
+
+    Raises:
+        CheckpointError: the model reads text, and there is no vocabulary for it.
+    """
+    constructor, _ = MODELS.resolve(config["model"], "model")
+    takes, returns = (getattr(constructor, name, ()) for name in ("takes", "returns"))
+    if "features" in returns or (vocabularies and "text" not in takes):
+        return False
+    if vocabularies or "target_vocabulary" not in parameters_of(constructor):
+        return True
+    if "text" in takes:
+        raise CheckpointError(
+            f"{weights}: has no vocabulary to read text with, and model.tokenizer is not set. Set it to {BERT}, or to "
+            "the folder of its files."
+        )
+    raise CheckpointError(
+        f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
+        f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs pip install "
+        "tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and load its weights "
+        "(load_weights)."
+    )
+
+
+def _predictor_of(
+    model: Any,
+    config: Mapping[str, Any],
+    weights: Located,
+    classes: Sequence[str],
+    *,
+    precision: Precision,
+    report: LoadReport,
+) -> Predictor:
+    """Return a model of images or clips with what its config and its weights say about input and output."""
     settings = dict(
         transforms=_section(config, "data", "val").get("transforms"),
         precision=precision,
@@ -136,15 +172,15 @@ def load(
     )
     sampling = read_sampling(_section(config, "data").get("val"))
     if sampling is not None:
-        return VideoPredictor(model.to(device), classes or (), sampling=sampling, **settings)
+        return VideoPredictor(model, classes, sampling=sampling, **settings)
     return Predictor(
-        model.to(device),
-        classes or (),
+        model,
+        classes,
         **settings,
-        category_ids=category_ids_of(checkpoint, str(weights), classes or ()),
+        category_ids=category_ids_of(weights.metadata, str(weights), classes),
         channels=_channels(config, model),
-        text=_phrases(config, classes) if is_prompted and classes else None,
-        **_read_measured(checkpoint, str(weights), classes or ()),
+        text=_phrases(config, classes) if "text" in model.takes and classes else None,
+        **_read_measured(weights.metadata, str(weights), classes),
     )
 
 
@@ -207,25 +243,24 @@ def check_not_exported(loaded: Loaded, what: str) -> None:
         )
 
 
-def own_checkpoint(weights: str | Path) -> dict[str, Any]:
-    """Return what a checkpoint holds besides its weights; empty for a zoo name, whose files hold weights only."""
-    if model_zoo.listed_name(str(weights)) and not exists(weights):
-        return {}
-    return read_as_checkpoint(weights) if is_exported(weights) else read_metadata(weights)
-
-
 class FoundModel(NamedTuple):
     """A model's config and its weights."""
 
     config: Mapping[str, Any]
-    weights: str | Path | None
-    """A checkpoint's file, or a name of the model zoo whose weights are to be downloaded; None if there are none, as
-    for a config by itself."""
+    weights: Located | None
+    """None if there are none, as for a config by itself."""
+
+
+class TrainedModel(NamedTuple):
+    """The config and the weights of a model that has both."""
+
+    config: Mapping[str, Any]
+    weights: Located
 
 
 def find_model(
     source: str | Path | Mapping[str, Any],
-    weights: str | Path | None = None,
+    weights: Weights | None = None,
     *,
     overrides: Sequence[str] = (),
     trust: bool = False,
@@ -233,8 +268,7 @@ def find_model(
     """Find the config and the weights of a model, however it is named.
 
     Args:
-        source: one of the following, tried in this order:
-            a config that was loaded before;
+        source: a config that was loaded before, or one of the following, see `vitkit.weights.locate` for their order:
             the folder of a run;
             a config file (.py, or .json as saved), or any other file: a run's checkpoint or an exported model
                 (.onnx, .pt2), which hold their config;
@@ -244,73 +278,85 @@ def find_model(
             the name of an installed config, such as "quickstart/detr", or a family with arguments,
                 "mask2former:backbone=swin_tiny,data=ade20k".
             A folder with the name of an installed config is written as a path, "./detr_r50".
-        weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
+        weights: see `locate_usable`; None: those of `source`, if it has any.
         overrides: `key.sub=value` changes to the config.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
     Raises:
         ConfigError: there is no such model, or its config is wrong.
         CheckpointError: the checkpoint cannot be read, or holds no config.
     """
-    if trust:
-        for path in (source, weights):
-            if isinstance(path, str | Path) and Path(path).suffix == PROGRAM_SUFFIX and isfile(path):
-                trust_program(path)
-    if weights is not None:
-        weights = transformers_folder(weights) or (
-            run_weights(Path(weights)) if isdir(weights) else packaged_or_name(weights)
-        )
+    located = None if weights is None else locate_usable(weights, trust=trust)
     if isinstance(source, Mapping):
-        return FoundModel(source, weights)
+        return FoundModel(source, located)
+    named = _locate_model(source)
+    if named.kind == "config":
+        return FoundModel(load_config(Path(source), overrides, trust=trust), located)
+    if located is not None and named.kind in ("checkpoint", "exported"):
+        raise ConfigError(
+            f"{source}: is not a config, and has its own weights; got also {str(located)!r}. Give one of the two."
+        )
+    if located is None:
+        located = locate_usable(named, trust=trust)
+    return FoundModel(_config_of(named, overrides, trust), located)
+
+
+def _locate_model(source: str | Path) -> Located:
+    """Locate a model.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
     if not isinstance(source, str | Path):
         raise ConfigError(
             f"got {type(source).__name__} for a model; expected its name, a path or a config. A config's weights are "
             "an argument of their own."
         )
-    check_unambiguous(source)
-    folder = transformers_folder(source)
-    if folder is not None:
-        return FoundModel(read_config(source, folder, overrides, trust=trust), folder if weights is None else weights)
-    path, name = Path(source), str(source)
-    if isdir(path):
-        own_weights = run_weights(path) if weights is None else weights
-        return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
-    if path.suffix in CONFIG_SUFFIXES or has_arguments(name):
-        return FoundModel(load_config(path, overrides, trust=trust), weights)
-    if isfile(path) or path.suffix in WEIGHTS_SUFFIXES or is_exported(path):
-        if weights is not None:
-            raise ConfigError(
-                f"{name}: is not a config, and has its own weights; got also {str(weights)!r}. Give one of the two."
-            )
-        return FoundModel(_config_in(path, overrides, trust), path)
-    if listed := model_zoo.listed_name(name):
-        config = load_published_config(listed, overrides)
-        return FoundModel(config, packaged_or_name(listed) if weights is None else weights)
-    if find_config(name) is not None:
-        return FoundModel(load_config(name, overrides), weights)
-    message = (
-        f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
-        ".py, or an installed one's name)"
-    )
-    raise ConfigError(unknown(name, {*model_zoo.index(), *config_names()}, message))
+    located = locate(source, MODEL)
+    if located is None:
+        message = (
+            f"{str(source)!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file "
+            "that ends in .py, or an installed one's name)"
+        )
+        raise ConfigError(unknown(str(source), {*model_zoo.index(), *config_names()}, message))
+    return located
+
+
+def locate_usable(weights: Weights, *, trust: bool = False) -> Located:
+    """Locate weights that a model is used with, and get them ready, but for a download from the model zoo.
+
+    Args:
+        weights: a checkpoint, the folder of a run, a name of the model zoo, an exported file, a folder of the
+            transformers library or a repository of its hub, or what one of them refers to.
+        trust: let an exported program run.
+    Raises:
+        ConfigError: the folder is not that of a run, or vitkit has no model of the repository's kind.
+        CheckpointError: the weights cannot be downloaded.
+    """
+    located = locate_weights(weights, USABLE)
+    if not located.is_remote:
+        path = located.fetch(check_architecture)
+        if trust and path.suffix == PROGRAM_SUFFIX and isfile(path):
+            trust_program(path)
+    return located
 
 
 def find_trained(
     source: str | Path | Mapping[str, Any],
-    weights: str | Path | None = None,
+    weights: Weights | None = None,
     *,
     overrides: Sequence[str] = (),
     trust: bool = False,
-) -> FoundModel:
+) -> TrainedModel:
     """Find a model that has weights; arguments and other errors are those of `find_model`.
 
     Raises:
         ConfigError: the model has no weights.
     """
-    model = find_model(source, weights, overrides=overrides, trust=trust)
-    if model.weights is None:
-        name = getattr(source, "path", "the config") if isinstance(source, Mapping) else source
+    config, located = find_model(source, weights, overrides=overrides, trust=trust)
+    if located is None:
+        name = (source.path if isinstance(source, Config) else "the config") if isinstance(source, Mapping) else source
         raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
-    return model
+    return TrainedModel(config, located)
 
 
 _IN_EXPORTED_FILES = tuple(
@@ -322,29 +368,37 @@ _IN_EXPORTED_FILES = tuple(
 
 def is_config_only(source: str | Path) -> bool:
     """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
-    path = Path(source)
-    if is_hub_name(source):
-        return False
-    if path.suffix in CONFIG_SUFFIXES or has_arguments(source):
-        return True
-    return not exists(path) and not model_zoo.listed_name(str(source))
+    located = locate(source, MODEL)
+    return located is None or located.kind == "config" or (located.kind in FILES and not isfile(source))
 
 
-def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
+def _config_of(model: Located, overrides: Sequence[str], trust: bool) -> Config:
+    """Load the config of a located model.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or holds no config.
+        ConfigError: the config is wrong, or its changes do not apply to an exported file.
+    """
+    if model.kind in ("hub", "library"):
+        return read_config(model, overrides, trust=trust)
+    if model.kind == "run":
+        return load_config(Path(model.name) / RUN_CONFIG, overrides, trust=trust)
+    if model.kind == "published":
+        return load_published_config(model.name, overrides)
     keys = (text.partition("=")[0].strip() for text in overrides)
     fixed = [key for key in keys if key == "model" or key.startswith(_IN_EXPORTED_FILES)]
-    if fixed and is_exported(path):
+    if fixed and model.kind == "exported":
         raise ConfigError(
-            f"{path}: is an exported file, whose model cannot be changed by {fixed[0]}=…. Leave that out, or "
+            f"{model}: is an exported file, whose model cannot be changed by {fixed[0]}=…. Leave that out, or "
             "export the changed model."
         )
-    config = own_checkpoint(path).get("config")
+    config = model.metadata.get("config")
     if not isinstance(config, str):
         raise CheckpointError(
-            f"{path}: has no config, unlike a run's checkpoint, so its model is not known. Give its config as "
-            f"well: CONFIG {path}."
+            f"{model}: has no config, unlike a run's checkpoint, so its model is not known. Give its config as well: "
+            f"CONFIG {model}."
         )
-    return load_saved_config(config, path, overrides, trust=trust)
+    return load_saved_config(config, model.path, overrides, trust=trust)
 
 
 def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

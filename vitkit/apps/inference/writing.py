@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.exported.loading import is_exported
 from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
 from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard
 from vitkit.apps.inference.labels import write_labels
@@ -32,6 +31,7 @@ from vitkit.io.output import check_links, make_new_folder, unwritable, write_byt
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
+from vitkit.weights.locate import EXPORTED_SUFFIXES, Weights
 
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""
@@ -257,14 +257,14 @@ def describe_settings(
     }
 
 
-def weights_checksum(model: nn.Module, source: str | Path) -> str:
+def weights_checksum(model: nn.Module, source: Weights) -> str:
     """Return a checksum of a model's weights; `source` is their file, which matters if it is an exported one."""
     digest = hashlib.sha256()
     for key, value in model.state_dict().items():
         if isinstance(value, Tensor):
             digest.update(key.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    if is_exported(source):
+    if Path(source).suffix in EXPORTED_SUFFIXES:
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()
 

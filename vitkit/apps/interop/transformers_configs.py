@@ -5,9 +5,8 @@ Data, losses and evaluation come from vitkit's config of the official model of t
 
 import json
 from collections.abc import Mapping, Sequence
-from os.path import isdir, isfile
+from os.path import isfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,12 +16,12 @@ from vitkit.config import Config, load_config, load_saved_config
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
-from vitkit.weights.hub import GENERATION, PREPROCESSOR, fetch_repository, is_hub_name
+from vitkit.weights.hub import GENERATION, PREPROCESSOR
+from vitkit.weights.locate import Located
 from vitkit.weights.transformers_folder import (
     CONFIG,
     INDEX_SUFFIX,
     find_weights_in,
-    is_transformers_folder,
     list_files_in_index,
     read_object,
     read_stated_classes,
@@ -57,31 +56,17 @@ def check_architecture(path: Path) -> str:
     return kind
 
 
-def transformers_folder(source: Any) -> Path | None:
-    """Return the folder of a model of the library: that folder itself, or the local copy of "hf:OWNER/NAME".
-
-    Returns:
-        None for all other sources.
-    Raises:
-        ConfigError: vitkit has no model of the repository's kind.
-        CheckpointError: the repository cannot be downloaded.
-    """
-    if is_hub_name(source):
-        return fetch_repository(source, check=check_architecture)
-    is_folder = isinstance(source, str | Path) and isdir(source) and is_transformers_folder(Path(source))
-    return Path(source) if is_folder else None
-
-
-def read_config(source: str | Path, folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Config:
-    """Return vitkit's config of a model of the library.
+def read_config(model: Located, overrides: Sequence[str] = (), *, trust: bool = False) -> Config:
+    """Return vitkit's config of a model of the library, a folder or a repository of its hub.
 
     Args:
-        source, folder: the model's name, and its `transformers_folder`.
         overrides, trust: see `load_saved_config`.
     Raises:
-        ConfigError: see `config_of`; or an override is wrong.
+        ConfigError: see `config_of`; or vitkit has no model of the repository's kind, or an override is wrong.
+        CheckpointError: the repository cannot be downloaded.
     """
-    text = json.dumps(config_of(folder, source if is_hub_name(source) else None))
+    folder = model.fetch(check_architecture)
+    text = json.dumps(config_of(folder, model.name if model.kind == "hub" else None))
     return load_saved_config(text, folder / CONFIG, overrides, trust=trust)
 
 

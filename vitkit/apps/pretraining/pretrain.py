@@ -38,8 +38,7 @@ from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
-from vitkit.weights.hub import is_hub_name
-from vitkit.weights.names import BACKBONE_WEIGHTS
+from vitkit.weights.locate import BACKBONE_WEIGHTS, locate
 
 BEFORE, REPORT = "before.json", "report.html"
 """Files in the run's folder: the features' metrics at the start, and the report."""
@@ -188,7 +187,7 @@ def as_absolute(teacher: str) -> str:
     name, is_with_weights, weights = teacher.partition("=")
     if os.path.exists(teacher):
         return os.path.abspath(teacher)
-    is_file = is_with_weights and "://" not in weights and not weights.startswith("timm/") and not is_hub_name(weights)
+    is_file = is_with_weights and locate(weights, ("timm", "url", "hub")) is None
     return f"{name}={os.path.abspath(weights)}" if is_file else teacher
 
 

@@ -12,7 +12,7 @@ import torch
 
 from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
-from vitkit.apps.inference.load import FoundModel
+from vitkit.apps.inference.load import TrainedModel
 from vitkit.apps.report import write_report
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.own_data import OwnData, read_own_data
@@ -215,7 +215,7 @@ def print_expectation(request: Request, data: OwnData, choice: Choice) -> None:
     print(f"expected  {others}{text}", flush=True)
 
 
-def zero_shot_facts(name: str, found: FoundModel, folder: Path, device: str) -> dict[str, str]:
+def zero_shot_facts(name: str, found: TrainedModel, folder: Path, device: str) -> dict[str, str]:
     """Score a text-prompted detector on the validation images; print the result and return it for the report."""
     config = load_config(folder / CONFIG)
     try:

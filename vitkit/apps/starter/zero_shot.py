@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.apps.inference.load import FoundModel, find_trained
+from vitkit.apps.inference.load import TrainedModel, find_trained
 from vitkit.apps.training import api
 from vitkit.errors import ConfigError
 from vitkit.registry import MODELS
 
 
-def find_text_prompted(name: str) -> FoundModel:
+def find_text_prompted(name: str) -> TrainedModel:
     """Return the config and the weights of a text-prompted detector, which are downloaded if they have to be.
 
     Raises:
@@ -24,7 +24,7 @@ def find_text_prompted(name: str) -> FoundModel:
     return found
 
 
-def score_zero_shot(found: FoundModel, config: Mapping[str, Any], *, device: str) -> dict[str, float]:
+def score_zero_shot(found: TrainedModel, config: Mapping[str, Any], *, device: str) -> dict[str, float]:
     """Return the metrics of a text-prompted detector that looks for the class names of a config's validation data.
 
     Raises:
@@ -35,4 +35,4 @@ def score_zero_shot(found: FoundModel, config: Mapping[str, Any], *, device: str
     val = own["val"] | {"transforms": theirs["val"].get("transforms")}
     data = kept | {"train": own["train"], "val": val, "prompts": {"negatives": None}}
     content = {**found.config, "data": data, "evaluator": config["evaluator"]}
-    return api.test(content, found.weights, device=device).metrics
+    return api.test(content, str(found.weights), device=device).metrics

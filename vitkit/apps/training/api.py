@@ -146,11 +146,10 @@ def test(
     texts = _as_overrides(overrides)
     if isinstance(model, Mapping):
         model, texts = _resolve(model, texts, trust=trust), []
-    config, weights = find_trained(model, weights, overrides=texts, trust=trust)
-    assert weights is not None
+    config, located = find_trained(model, weights, overrides=texts, trust=trust)
     with _process_group(device) as rank_device:
         tiling = make_tiling(tiles)
-        result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split, runtime=runtime)
+        result = evaluate_model(config, located, rank_device, tiling=tiling, split=split, runtime=runtime)
         if out is not None and is_main():
             result.write(out)
     return result

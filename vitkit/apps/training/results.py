@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from vitkit.apps.inference import find_model, find_trained
-from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.training.api import test
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
@@ -27,6 +26,7 @@ from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS
 from vitkit.weights.download import file_digest
+from vitkit.weights.locate import Located
 
 
 class ScoredResults(NamedTuple):
@@ -168,7 +168,7 @@ def score_with_config(
 
 
 def score_results(
-    results: str | Path, config: Mapping[str, Any], weights: str | Path | None = None, *, split: Split = "val"
+    results: str | Path, config: Mapping[str, Any], weights: Located | None = None, *, split: Split = "val"
 ) -> Any:
     """Return the config's evaluator after it has scored a results file on a split of the data.
 
@@ -179,7 +179,7 @@ def score_results(
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
     require(config, "data.val" if split == "val" else "data", "evaluator")
-    dataset = DataSettings(**config["data"]).evaluated(split, None if weights is None else own_checkpoint(weights))
+    dataset = DataSettings(**config["data"]).evaluated(split, None if weights is None else weights.metadata)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     evaluator.load_results(results)
     evaluator.compute()

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from vitkit.apps.exported.loading import check_runtime, is_exported, open_exported_model
+from vitkit.apps.exported.loading import check_runtime
 from vitkit.apps.exported.settings import Runtime
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.fused import fused_copy
-from vitkit.apps.inference.load import own_checkpoint
+from vitkit.apps.inference.load import locate_usable, open_weights
 from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.answers import AnswerFiles
 from vitkit.apps.training.tta import MultiScaleFlip
@@ -29,11 +29,13 @@ from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.logging import ProgressLines, print_line
+from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.structures import Batch, ScoreThresholds
 from vitkit.text_format import pluralize
-from vitkit.weights import LoadReport, load_weights
+from vitkit.weights import LoadReport
+from vitkit.weights.locate import Located, Weights
 
 logger = logging.getLogger("vitkit")
 _LOADING = ("num_workers", "pin_memory", "start_workers")
@@ -70,7 +72,7 @@ class Evaluation:
 
 def evaluate_model(
     config: Mapping[str, Any],
-    weights: str | Path,
+    weights: Weights,
     device: torch.device,
     *,
     tta_scales: Sequence[float] | None = None,
@@ -83,7 +85,7 @@ def evaluate_model(
 
     Args:
         config: the checked config.
-        weights: a checkpoint, a name in the model zoo, or an exported file.
+        weights: see `locate_usable`.
         device: this rank's device.
         tta_scales: for semantic models: relative image sizes, each also mirrored, over which scores are averaged.
         tiling: predict the stored images in tiles, each of which goes through the validation transforms.
@@ -95,40 +97,27 @@ def evaluate_model(
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
-    check_runtime(runtime, weights, device)
+    located = locate_usable(weights)
+    check_runtime(runtime, located, device)
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
-        return _evaluate_tiles(config, weights, device, tiling, split, answer_files, runtime)
+        return _evaluate_tiles(config, located, device, tiling, split, answer_files, runtime)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
-    saved = own_checkpoint(weights)
-    dataset = data.evaluated(split, saved)
-    saved = saved if dataset.has_vocabularies else {}
-    vocabularies = use_saved_vocabularies(dataset, saved, str(weights), config["model"])
-    model = build_model_for(config, dataset, vocabularies)
-    is_text = "images" not in model.takes
-    if is_exported(weights):
-        model, report = open_exported_model(weights, model, runtime), LoadReport(str(weights))
-    else:
-        with first_rank_first():
-            report = load_weights(model, weights, classes=dataset.classes, spec=config["model"])
+    dataset = data.evaluated(split, located.metadata)
+    vocabularies = use_saved_vocabularies(dataset, located.metadata, str(located), config["model"])
+    built = build_model_for(config, dataset, vocabularies)
+    with first_rank_first():
+        model, report = open_weights(built, located, classes=dataset.classes, spec=config["model"], runtime=runtime)
     print_line(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    # For text, the criterion also measures the likelihood of the references; an exported model can only generate.
-    is_written = vocabularies and dataset.prompts is None
-    measures_references = is_written and "criterion" in config and not is_exported(weights)
-    criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
-    if criterion is not None and answer_files is not None and answer_files.resume:
-        raise ConfigError(
-            "--resume: the likelihood of the references is a sum over all sentences, of which only the texts are kept. "
-            "Leave it out to begin anew."
-        )
+    is_written = bool(vocabularies) and dataset.prompts is None and located.kind != "exported"
+    criterion = _reference_criterion(config, device, answer_files) if is_written and "criterion" in config else None
     done = set()
     if answer_files is not None and criterion is None:
         facts = {"scales": tta_scales, "precision": precision}
-        done = _begin_answers(answer_files, evaluator, model, weights, config, split, facts)
-    loader = data.val_loader(dataset, done=done)
+        done = _begin_answers(answer_files, evaluator, model, located, config, split, facts)
     seconds: list[float] = []
     sizes = SizeCounter()
 
@@ -139,7 +128,7 @@ def evaluate_model(
 
     metrics = evaluate(
         fused_copy(model.to(device).eval()),
-        loader,
+        data.val_loader(dataset, done=done),
         evaluator,
         device=device,
         precision=precision,
@@ -149,15 +138,37 @@ def evaluate_model(
     )
     if line := sizes.line(dataset.noun):
         print_line(line)
-    # The first batch includes one-time costs.
-    median = statistics.median(seconds[1:] or seconds or [math.nan])
-    sample = "sentence" if is_text else "clip" if dataset.is_video else "image"
-    return Evaluation(metrics, evaluator, report, median, sample, _stored_thresholds(weights, dataset.classes))
+    sample = "sentence" if "images" not in built.takes else "clip" if dataset.is_video else "image"
+    return Evaluation(
+        metrics, evaluator, report, _median(seconds), sample, _stored_thresholds(located, dataset.classes)
+    )
+
+
+def _reference_criterion(
+    config: Mapping[str, Any], device: torch.device, answer_files: AnswerFiles | None
+) -> Criterion:
+    """Return the criterion of a model that writes text, which measures the likelihood of the references. An exported
+    model has none, as it can only generate.
+
+    Raises:
+        ConfigError: the evaluation of a killed run is to be resumed.
+    """
+    if answer_files is not None and answer_files.resume:
+        raise ConfigError(
+            "--resume: the likelihood of the references is a sum over all sentences, of which only the texts are kept. "
+            "Leave it out to begin anew."
+        )
+    return CRITERIA.build(config["criterion"]).to(device)
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """Return the median without the first batch, which includes one-time costs."""
+    return statistics.median(seconds[1:] or seconds or [math.nan])
 
 
 def _evaluate_tiles(
     config: Mapping[str, Any],
-    weights: str | Path,
+    weights: Located,
     device: torch.device,
     tiling: Tiling,
     split: Split,
@@ -169,7 +180,7 @@ def _evaluate_tiles(
     Raises:
         ConfigError: the dataset has no images, or the model's predictions cannot be merged.
     """
-    dataset = DataSettings(**config["data"]).evaluated(split, own_checkpoint(weights))
+    dataset = DataSettings(**config["data"]).evaluated(split, weights.metadata)
     if not dataset.has_images:
         raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
     precision = _precision(config, device)
@@ -198,17 +209,15 @@ def _evaluate_tiles(
         progress.step()
     evaluator.gather()
     metrics = evaluator.compute()
-    median = statistics.median(seconds[1:] or seconds or [math.nan])
-    return Evaluation(
-        metrics, evaluator, predictor.report, median, "image", _stored_thresholds(weights, dataset.classes)
-    )
+    thresholds = _stored_thresholds(weights, dataset.classes)
+    return Evaluation(metrics, evaluator, predictor.report, _median(seconds), "image", thresholds)
 
 
 def _begin_answers(
     answer_files: AnswerFiles,
     evaluator: Evaluator,
     model: nn.Module,
-    weights: str | Path,
+    weights: Located,
     config: Mapping[str, Any],
     split: Split,
     facts: Mapping[str, Any],
@@ -235,9 +244,9 @@ def _begin_answers(
     return done
 
 
-def _stored_thresholds(weights: str | Path, classes: Sequence[str] | None) -> ScoreThresholds | None:
+def _stored_thresholds(weights: Located, classes: Sequence[str] | None) -> ScoreThresholds | None:
     """Return the score thresholds that a run has stored with its weights."""
-    stored = (own_checkpoint(weights).get("measured") or {}).get("score_thresholds")
+    stored = (weights.metadata.get("measured") or {}).get("score_thresholds")
     try:
         return None if stored is None else ScoreThresholds.from_json(stored, classes or ())
     except ValueError as error:

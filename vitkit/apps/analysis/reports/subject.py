@@ -11,7 +11,7 @@ from torch import nn
 
 from vitkit.apps.analysis.reports.published import published
 from vitkit.apps.inference import find_model, is_config_only
-from vitkit.apps.inference.load import FoundModel, own_checkpoint
+from vitkit.apps.inference.load import FoundModel
 from vitkit.backbones.base import check_at_least_1
 from vitkit.config import Config, config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
@@ -57,7 +57,7 @@ class Subject:
         """The classes that the checkpoint names; None if it names none or there is no checkpoint."""
         if self.found is None or self.found.weights is None:
             return None
-        return classes_of(own_checkpoint(self.found.weights), str(self.found.weights))
+        return classes_of(self.found.weights.metadata, str(self.found.weights))
 
     @property
     def default_classes(self) -> int | None:

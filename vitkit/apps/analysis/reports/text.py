@@ -12,7 +12,6 @@ from vitkit.apps.analysis.macs import count_call, count_macs, count_step
 from vitkit.apps.analysis.memory import count_parameters, parts
 from vitkit.apps.analysis.reports.subject import Subject, validation_size
 from vitkit.apps.analysis.reports.training import TrainingMacs, training_dataset, training_macs_of
-from vitkit.apps.inference.load import own_checkpoint
 from vitkit.data.text.datasets import TextDataset
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
@@ -38,7 +37,7 @@ def build_text_model(subject: Subject, dataset: Dataset | None = None) -> nn.Mod
         ConfigError: none of them tells the number of tokens.
     """
     config, weights = subject.config, subject.found.weights
-    saved = {} if weights is None else own_checkpoint(weights).get("vocabularies")
+    saved = {} if weights is None else weights.metadata.get("vocabularies")
     vocabularies = vocabularies_from_json(saved or {}, str(weights))
     if not saved and dataset is not None:
         vocabularies = vocabularies_of(dataset)

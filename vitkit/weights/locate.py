@@ -1,0 +1,212 @@
+"""Locates what a name of weights or of a model refers to, by one table of precedence that everyone asks."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import Any, Literal
+
+from vitkit import model_zoo
+from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, find_config, has_arguments
+from vitkit.errors import ConfigError
+from vitkit.registry import unknown
+from vitkit.weights.download import fetch_file
+from vitkit.weights.hub import fetch_repository, is_hub_name
+from vitkit.weights.published import published_weights
+from vitkit.weights.reading import check_not_shards, read_metadata
+from vitkit.weights.transformers_folder import is_transformers_folder
+
+RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
+"""File names in a run's folder; the first weights that exist are loaded."""
+BACKBONE_WEIGHTS = "backbone.pth"
+"""File name of the weights that a run learns without labels, under the backbone's own names."""
+WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
+"""A path with one of these endings is taken for weights, even if the file does not exist."""
+EXPORTED_SUFFIXES = (".onnx", ".pt2")
+"""Likewise for exported files."""
+TIMM, URLS, CHECKSUM = "timm/", ("http://", "https://", "file://"), "#sha256="
+
+Kind = Literal["timm", "url", "hub", "library", "run", "config", "exported", "checkpoint", "published"]
+
+_TABLE: tuple[tuple[Kind, Callable[[str], bool]], ...] = (
+    ("timm", lambda name: name.startswith(TIMM)),
+    ("url", lambda name: name.startswith(URLS)),
+    ("hub", is_hub_name),
+    ("library", lambda name: isdir(Path(name)) and is_transformers_folder(Path(name))),
+    ("run", lambda name: isdir(Path(name))),
+    ("config", lambda name: Path(name).suffix in CONFIG_SUFFIXES or has_arguments(name)),
+    ("exported", lambda name: Path(name).suffix in EXPORTED_SUFFIXES),
+    ("checkpoint", lambda name: Path(name).suffix in WEIGHTS_SUFFIXES or isfile(Path(name))),
+    ("published", lambda name: model_zoo.listed_name(name) is not None),
+    ("config", lambda name: find_config(name) is not None),
+)
+"""Kinds and what tells them, in order of precedence: what is there goes before names, and paths that say what they are
+before others."""
+
+PRETRAINED: tuple[Kind, ...] = ("timm", "url", "hub", "library", "run", "checkpoint")
+"""What a backbone's `pretrained` may name."""
+WEIGHTS: tuple[Kind, ...] = ("hub", "library", "run", "checkpoint", "published")
+"""What the weights of a whole model may be."""
+USABLE: tuple[Kind, ...] = (*WEIGHTS, "exported")
+"""What a model is used with: weights, or an exported file."""
+MODEL: tuple[Kind, ...] = (*USABLE, "config")
+"""What the name of a model may refer to."""
+FILES: tuple[Kind, ...] = ("checkpoint", "exported")
+
+METADATA_READERS: dict[Kind, Callable[[Path], dict[str, Any]]] = {}
+"""Kind -> what reads its metadata, for kinds other than checkpoints: apps/exported adds that of its files."""
+
+
+@dataclass
+class Located:
+    """What a name refers to. It is downloaded and read when that is first asked for, each once.
+
+    As a path or a text it is its file or folder, or its name in the model zoo if that is to be downloaded.
+    """
+
+    kind: Kind
+    name: str
+    """The path or name as it was given; for published weights, their name in the model zoo's index."""
+    _path: Path | None = field(default=None, repr=False)
+    _metadata: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The file or the folder of the weights, see `fetch`."""
+        return self.fetch()
+
+    def fetch(self, check: Callable[[Path], Any] = lambda config: None) -> Path:
+        """Return the file or the folder of the weights on this machine.
+
+        Args:
+            check: called with a repository's `config.json` before its weights are downloaded.
+        Raises:
+            ConfigError: the folder is not that of a run.
+            CheckpointError: the weights cannot be downloaded, or those in the package are damaged.
+        """
+        if self._path is None:
+            if self.kind == "hub":
+                self._path = fetch_repository(self.name, check)
+            elif self.kind == "run":
+                self._path = run_weights(Path(self.name))
+            elif self.kind == "published":
+                self._path = published_weights(self.name)
+            elif self.kind == "url":
+                url, _, checksum = self.name.partition(CHECKSUM)
+                self._path = fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
+            else:
+                self._path = Path(self.name)
+        return self._path
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the file holds besides the weights, such as the config and the classes; empty for published files that
+        are to be downloaded, which hold weights only.
+
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        if self._metadata is None:
+            self._metadata = {} if self.is_remote else METADATA_READERS.get(self.kind, read_metadata)(self.path)
+        return self._metadata
+
+    @property
+    def zoo_name(self) -> str | None:
+        """The weights' name in the model zoo's index, also of a published file by its own name; None if not listed."""
+        return self.name if self.kind == "published" else model_zoo.published_name(self.path)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether these are weights of the model zoo that are not in the package."""
+        return self.kind == "published" and not model_zoo.is_packaged(self.name)
+
+    def __fspath__(self) -> str:
+        return self.name if self.is_remote else str(self.path)
+
+    def __str__(self) -> str:
+        return self.__fspath__()
+
+
+Weights = str | Path | Located
+"""A name of weights, or what it refers to."""
+
+
+def locate(name: str | Path, kinds: Collection[Kind]) -> Located | None:
+    """Locate what a name refers to: the first row of the table that it fits; None if it fits no row.
+
+    Args:
+        kinds: the kinds that are asked for; rows of others are passed over.
+    Raises:
+        ConfigError: it is the name of an installed config, and also a file or folder.
+    """
+    if "published" in kinds:
+        check_unambiguous(name)
+    text = str(name)
+    kind = next((kind for kind, fits in _TABLE if kind in kinds and fits(text)), None)
+    if kind is None:
+        return None
+    return Located(kind, (model_zoo.listed_name(text) or text) if kind == "published" else text)
+
+
+def locate_weights(weights: Weights, kinds: Collection[Kind] = WEIGHTS) -> Located:
+    """Locate weights; a name that fits nothing is taken for the path of a checkpoint, which reading it reports.
+
+    Raises:
+        ConfigError: see `locate`.
+    """
+    return weights if isinstance(weights, Located) else locate(weights, kinds) or Located("checkpoint", str(weights))
+
+
+def find_weights(source: str | Path) -> Located:
+    """Find the weights of a model that is to be trained further.
+
+    Args:
+        source: the folder of a run, a file of weights, a folder of the transformers library, "hf:OWNER/NAME", a
+            repository of its hub, downloaded once, or a name of the model zoo, such as "shapes_dino", whose weights are
+            in the package, or "detr_r50", whose weights are downloaded when they are loaded.
+    Raises:
+        ConfigError: there are no such weights, or only a config of that name.
+        CheckpointError: the repository cannot be downloaded.
+    """
+    located = locate(source, (*WEIGHTS, "config"))
+    if located is None:
+        message = f"{str(source)!r} is neither a model of the zoo, nor a run's folder or checkpoint"
+        raise ConfigError(unknown(str(source), model_zoo.index(), message))
+    if located.kind == "config":
+        find_config(source)  # whose error says that there is no family of that name
+        raise ConfigError(f"{source}: a config has no weights. Give a checkpoint, or the folder of a run.")
+    if not located.is_remote:
+        located.fetch()
+    return located
+
+
+def backbone_weights(folder: Path) -> Path:
+    """Return the backbone that a run in a folder has learned without labels, for other models.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / BACKBONE_WEIGHTS
+    if not path.is_file():
+        raise ConfigError(
+            f"'{folder}' is not the folder of a pretraining run: expected {BACKBONE_WEIGHTS}, as vitkit pretrain "
+            "writes it. Of another model's run, give its checkpoint to --init or --init-partial."
+        )
+    return path
+
+
+def run_weights(folder: Path) -> Path:
+    """Return the checkpoint in a run's folder.
+
+    Raises:
+        ConfigError: it is not the folder of a run.
+        CheckpointError: it is that of a checkpoint's shards.
+    """
+    weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
+    if not weights or not (folder / RUN_CONFIG).is_file():
+        check_not_shards(folder)
+        raise ConfigError(
+            f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
+            "writes them."
+        )
+    return weights[0]
