@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo import converters
+from vitkit.model_zoo.converters.key_table import Format
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
@@ -140,48 +141,89 @@ def load_weights(
             "load_weights: the model is fused (Model.fuse), so it has no norms to load weights into. Load them into "
             "the model before fusing it."
         )
-    if isinstance(source, Mapping):
-        checkpoint, name, zoo_name = source, "the given state dict", None
-    else:
-        located = locate_weights(source)
-        checkpoint, name, zoo_name = read_checkpoint(located.path), str(located.path), located.zoo_name
-    state = stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
-
-    official = None
-    if not _fits(model, state) and not getattr(model, "renames_itself", False):
-        state, official = converters.convert_official(state, model, classes)
-    report = LoadReport(name, official and official.name)
-    for prefix, module in model.named_modules():
-        if isinstance(module, AdaptsState):
-            module.adapt_state(state, f"{prefix}." if prefix else "")
-    expected = model.state_dict()
-
-    if not partial and not _is_of_another_model(state, expected):
-        _check_variant(name, model, state, expected)
+    checkpoint, name, zoo_name = _read(source)
+    stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
+    state, official = _rename(stored, model, classes)
+    report, expected = LoadReport(name, official and official.name), model.state_dict()
     origin = describe_run(checkpoint) or (official and converters.describe(stored, official))
-    if strict and not partial and _is_of_another_model(state, expected):
-        report.compare(state, expected)
-        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
+    if not partial:
+        _check_model(report, model, state, expected, origin, strict=strict)
     trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
-    if report.reinitialized:
-        if not new_class_head:
-            # A damaged file may name the model's classes and have a head of other sizes.
-            differ, keys = list(trained_classes or ()) != list(classes or ()), report.reinitialized
-            theirs = _class_names(trained_classes) if trained_classes and differ else _shapes(state, keys)
-            ours = _class_names(classes) if classes and differ else _shapes(expected, keys)
-            raise CheckpointError(_other_classes(name, theirs, ours, origin))
-        _check_trainable(name, model, report.reinitialized)
-        state = {key: value for key, value in state.items() if key not in report.reinitialized}
+    if report.reinitialized and not new_class_head:
+        raise CheckpointError(_other_classes(report, state, expected, trained_classes, classes, origin))
+    _check_trainable(name, model, report.reinitialized)
+    state = {key: value for key, value in state.items() if key not in report.reinitialized}
     new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
-    backbone = None if isinstance(model, Backbone) else child(model, "backbone")
-    if backbone is None:
-        state = _without_classifier(with_defaults(model, Backbone), state, expected, report)
-    else:
-        state = _without_unused_blocks(with_defaults(backbone, Backbone), state, expected, report)
+    state = _without_unused(model, state, expected, report)
+    state = _fitting_entries(report, model, state, expected, origin, strict=strict, partial=partial)
+    check_hidden_settings(model, checkpoint, name, spec=spec, zoo_name=zoo_name, only_start=new_class_head)
+    model.load_state_dict(state, strict=False)
+    report.loaded = list(state)
+    _warn_of_not_finite(report, model, state)
+    return report
 
+
+def _read(source: Weights | Mapping[str, Any]) -> tuple[Mapping[str, Any], str, str | None]:
+    """Return a checkpoint, its name, and its name in the model zoo if it is listed there."""
+    if isinstance(source, Mapping):
+        return source, "the given state dict", None
+    located = locate_weights(source)
+    return read_checkpoint(located.path), str(located.path), located.zoo_name
+
+
+def _rename(
+    stored: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None
+) -> tuple[dict[str, Tensor], Format | None]:
+    """Return a checkpoint's tensors by the model's names and in its shapes, and the official format that they had."""
+    state, official = dict(stored), None
+    if not _fits(model, state) and not getattr(model, "renames_itself", False):
+        state, official = converters.convert_official(state, model, classes)
+    for prefix, module in model.named_modules():
+        if isinstance(module, AdaptsState):
+            module.adapt_state(state, f"{prefix}." if prefix else "")
+    return state, official
+
+
+def _check_model(
+    report: LoadReport,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    origin: str | None,
+    *,
+    strict: bool,
+) -> None:
+    """Check that weights are of the same kind of model, and of its variant.
+
+    Raises:
+        CheckpointError: they are not; those of another kind are only refused if loading is strict.
+    """
+    if not _is_of_another_model(state, expected):
+        _check_variant(report.source, model, state, expected)
+    elif strict:
+        report.compare(state, expected)
+        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
+
+
+def _fitting_entries(
+    report: LoadReport,
+    model: nn.Module,
+    state: dict[str, Tensor],
+    expected: Mapping[str, Tensor],
+    origin: str | None,
+    *,
+    strict: bool,
+    partial: bool,
+) -> dict[str, Tensor]:
+    """Return the entries that the model has; record the others.
+
+    Raises:
+        CheckpointError: there are none; or, unless loading is partial, one has another shape, or, if it is strict, one
+            is missing or unexpected.
+    """
     if partial:
         for key in [key for key in state if key in expected and state[key].shape != expected[key].shape]:
             report.misshapen[key] = tuple(state.pop(key).shape), tuple(expected[key].shape)
@@ -193,19 +235,28 @@ def load_weights(
     state = {key: value for key, value in state.items() if key in expected}
     if expected and not state:
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
-    _check_dtypes(name, state, expected)
-    check_hidden_settings(model, checkpoint, name, spec=spec, zoo_name=zoo_name, only_start=new_class_head)
+    _check_dtypes(report.source, state, expected)
+    return state
 
-    model.load_state_dict(state, strict=False)
-    report.loaded = list(state)
+
+def _warn_of_not_finite(report: LoadReport, model: nn.Module, state: Mapping[str, Tensor]) -> None:
     report.not_finite = _not_finite(model, state)
     if report.not_finite:
         logger.warning(
-            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
+            f"{report.source}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
             f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
             "earlier checkpoint."
         )
-    return report
+
+
+def _without_unused(
+    model: nn.Module, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
+) -> dict[str, Tensor]:
+    """Return the entries without those that a backbone's feature maps do not depend on; record these."""
+    backbone = None if isinstance(model, Backbone) else child(model, "backbone")
+    if backbone is None:
+        return _without_classifier(with_defaults(model, Backbone), state, expected, report)
+    return _without_unused_blocks(with_defaults(backbone, Backbone), state, expected, report)
 
 
 def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
@@ -360,10 +411,21 @@ def _modules(keys: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))
 
 
-def _other_classes(name: str, theirs: str, ours: str, origin: str | None) -> str:
+def _other_classes(
+    report: LoadReport,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    trained_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    origin: str | None,
+) -> str:
     """Return an error message that says that the checkpoint's class head is for other classes than the model's."""
+    # A damaged file may name the model's classes and have a head of other sizes.
+    differ, keys = list(trained_classes or ()) != list(classes or ()), report.reinitialized
+    theirs = _class_names(trained_classes) if trained_classes and differ else _shapes(state, keys)
+    ours = _class_names(classes) if classes and differ else _shapes(expected, keys)
     return (
-        f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
+        f"{report.source}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
         f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
         "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which initializes only the "
         "class head newly."

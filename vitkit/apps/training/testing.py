@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from vitkit.apps.training.answers import AnswerFiles
 from vitkit.apps.training.tta import MultiScaleFlip
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
-from vitkit.devices import resolve_precision
+from vitkit.devices import Precision, resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.build import build_model_for, use_saved_vocabularies
 from vitkit.engine.evaluate import SizeCounter, evaluate
@@ -30,6 +30,7 @@ from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols.criterion import Criterion
+from vitkit.protocols.dataset import Loader
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.structures import Batch, ScoreThresholds
@@ -118,6 +119,23 @@ def evaluate_model(
     if answer_files is not None and criterion is None:
         facts = {"scales": tta_scales, "precision": precision}
         done = _begin_answers(answer_files, evaluator, model, located, config, split, facts)
+    metrics, seconds = _predict_all(
+        model, data.val_loader(dataset, done=done), evaluator, device, precision, criterion, answer_files
+    )
+    sample = "sentence" if "images" not in built.takes else "clip" if dataset.is_video else "image"
+    return Evaluation(metrics, evaluator, report, seconds, sample, _stored_thresholds(located, dataset.classes))
+
+
+def _predict_all(
+    model: nn.Module,
+    loader: Loader,
+    evaluator: Evaluator,
+    device: torch.device,
+    precision: Precision,
+    criterion: Criterion | None,
+    answer_files: AnswerFiles | None,
+) -> tuple[dict[str, float], float]:
+    """Predict the samples of a loader; return the metrics, and the median time per sample."""
     seconds: list[float] = []
     sizes = SizeCounter()
 
@@ -128,7 +146,7 @@ def evaluate_model(
 
     metrics = evaluate(
         fused_copy(model.to(device).eval()),
-        data.val_loader(dataset, done=done),
+        loader,
         evaluator,
         device=device,
         precision=precision,
@@ -136,12 +154,9 @@ def evaluate_model(
         on_batch=on_batch,
         seconds=seconds,
     )
-    if line := sizes.line(dataset.noun):
+    if line := sizes.line(evaluator.dataset.noun):
         print_line(line)
-    sample = "sentence" if "images" not in built.takes else "clip" if dataset.is_video else "image"
-    return Evaluation(
-        metrics, evaluator, report, _median(seconds), sample, _stored_thresholds(located, dataset.classes)
-    )
+    return metrics, _median(seconds)
 
 
 def _reference_criterion(
@@ -253,7 +268,7 @@ def _stored_thresholds(weights: Located, classes: Sequence[str] | None) -> Score
         raise CheckpointError(f"{weights}: damaged: {error}.") from error
 
 
-def _precision(config: Mapping[str, Any], device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+def _precision(config: Mapping[str, Any], device: torch.device) -> Precision:
     """Return the precision of a config on a device; warn if it is slow there."""
     precision = resolve_precision(TrainSettings(**config["train"]).precision, device)
     if message := slow_precision(precision, device):
