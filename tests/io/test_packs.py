@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.processes import run_anew
 from helpers.range_server import serve
 
 from vitkit.apps.datasets.packing import write_pack
@@ -93,6 +94,23 @@ def test_every_file_of_a_pack_is_the_one_that_was_packed(data, pack, server):
             1,
         ]
         assert (root / "empty").is_dir()
+
+
+def test_what_reads_packs_is_imported_where_there_is_one(data, pack):
+    program = f"""
+import sys
+from pathlib import Path
+from vitkit.io.image_files import ImageStore, find_root, read_image
+for root in ({str(data)!r}, {str(pack)!r}):
+    store = ImageStore(find_root(root))
+    print(store.has("a0.png"), store.is_folder(), read_image(store.folder / "a0.png").shape[2])
+    print(store.blocks(["a0.png"]) is None, "vitkit.io.packs" in sys.modules, len(store.packed_files()))
+"""
+    status, printed = run_anew(program)
+    assert status == 0, printed
+    on_disk, in_pack = printed.split()[:6], printed.split()[6:]
+    assert on_disk == ["True", "True", "3", "True", "False", "0"]
+    assert in_pack == ["True", "True", "3", "False", "True", str(len(NAMES))]
 
 
 def test_folders_of_a_pack_are_listed_as_those_that_were_packed(data, pack):

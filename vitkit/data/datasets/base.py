@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.datasets.annotation_table import ImageTable
+from vitkit.data.datasets.annotation_table import AnnotationTable, ImageTable
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
     ChangesByEpoch,
@@ -188,6 +188,48 @@ class DetectionDataset(BaseImageDataset):
             for name in ("labels", "boxes_cxcywh", "masks"):
                 target[name] = target[name][visible]
         return Sample(image=to_tensor(annotated.image), target=target)
+
+
+class ListedObjects(ListedImages, DetectionDataset):
+    """Base of datasets whose images are listed with their objects in an annotation file."""
+
+    table: AnnotationTable
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        return self.table.classes or None
+
+    @property
+    def category_ids(self) -> Sequence[int] | None:
+        return self.table.category_ids or None
+
+    @property
+    def num_objects(self) -> int:
+        return len(self.table.labels)
+
+    @property
+    def num_crowds(self) -> int:
+        return self.table.num_crowds
+
+    def load_image(self, index: int) -> np.ndarray:
+        """See `BaseImageDataset`.
+
+        Raises:
+            DataError: the file is missing or damaged, or its size differs from the annotated one.
+        """
+        image = super().load_image(index)
+        size, annotated = image.shape[:2], self.image_size(index)
+        if size != annotated:
+            path = self.image_path(index)
+            raise DataError(
+                f"{self.annotation_file.name}: image '{path}' is {size[1]}x{size[0]} pixels (width x height, upright) "
+                f"and annotated as {annotated[1]}x{annotated[0]}. {self.size_remedy(path, size, annotated)}"
+            )
+        return image
+
+    def size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
+        """Return what to do about an image whose file has another (height, width) than annotated."""
+        return "Give its images."
 
 
 def new_labels(old: Sequence[str], new: Sequence[str]) -> np.ndarray:

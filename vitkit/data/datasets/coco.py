@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.annotation_table import AnnotationTable
-from vitkit.data.datasets.base import DetectionDataset, ListedImages, new_labels, require_folders
+from vitkit.data.datasets.base import ListedObjects, new_labels, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.formats.sizes import is_scaled
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
@@ -33,7 +33,7 @@ logger = logging.getLogger("vitkit")
 
 
 @DATASETS.register
-class CocoDetection(ListedImages, DetectionDataset):
+class CocoDetection(ListedObjects):
     """Images with boxes, and optionally masks, from a folder and an annotation file.
 
     The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are left out of
@@ -58,8 +58,6 @@ class CocoDetection(ListedImages, DetectionDataset):
     """
 
     file_kind = "objects"
-    table: AnnotationTable
-    """The images with their objects."""
     _id_of_raw: dict[int, int | None] | None = None
     """Category id in the file -> that of `category_ids`, None for what is left out; None: all are the same."""
     _truth: dict[str, np.ndarray] | None = None
@@ -100,22 +98,6 @@ class CocoDetection(ListedImages, DetectionDataset):
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
-
-    @property
-    def classes(self) -> Sequence[str]:
-        return self.table.classes
-
-    @property
-    def category_ids(self) -> Sequence[int]:
-        return self.table.category_ids
-
-    @property
-    def num_objects(self) -> int:
-        return len(self.table.labels)
-
-    @property
-    def num_crowds(self) -> int:
-        return self.table.num_crowds
 
     def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
         """See `Dataset`; images of other classes stay, without objects."""
@@ -181,23 +163,7 @@ class CocoDetection(ListedImages, DetectionDataset):
         masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None
         return AnnotatedImage(image, table.boxes_xyxy[rows], table.labels[rows], masks)
 
-    def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`.
-
-        Raises:
-            DataError: the file is missing or damaged, or its size differs from the annotated one.
-        """
-        image = super().load_image(index)
-        size, annotated = image.shape[:2], self.image_size(index)
-        if size != annotated:
-            path = self.image_path(index)
-            raise DataError(
-                f"{self.annotation_file.name}: image '{path}' is {size[1]}x{size[0]} pixels (width x height, upright) "
-                f"and annotated as {annotated[1]}x{annotated[0]}. {self._size_remedy(path, size, annotated)}"
-            )
-        return image
-
-    def _size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
+    def size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
         """Explain why the (height, width) of an image file differs from the annotated one, and what to do about it."""
         command = (
             f"vitkit data convert {self.annotation_file} --images {self.store.folder} --out "

@@ -3,7 +3,7 @@
 import logging
 import marshal
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitkit.data.datasets.annotation_table import AnnotationTable, image_columns
-from vitkit.data.datasets.base import DetectionDataset, ListedImages, require_folders
+from vitkit.data.datasets.base import ListedObjects, require_folders
 from vitkit.data.formats.grounding import (
     GROUNDING_FORMATS,
     GroundedImage,
@@ -60,7 +60,7 @@ class GroundingTable(AnnotationTable):
 
 
 @DATASETS.register
-class GroundingDataset(ListedImages, DetectionDataset):
+class GroundingDataset(ListedObjects):
     """Images with a caption each, of which regions name characters, or with classes; for `data.prompts`.
 
     An image with several captions is several samples. The sentences of a caption are the phrases of its prompt, and
@@ -128,18 +128,6 @@ class GroundingDataset(ListedImages, DetectionDataset):
                 "Give the folder that belongs to these annotations."
             )
 
-    @property
-    def classes(self) -> Sequence[str] | None:
-        return self.table.classes or None
-
-    @property
-    def category_ids(self) -> Sequence[int] | None:
-        return self.table.category_ids or None
-
-    @property
-    def num_objects(self) -> int:
-        return len(self.table.labels)
-
     def _read_table(
         self,
         source: Iterable[GroundedImage],
@@ -205,21 +193,6 @@ class GroundingDataset(ListedImages, DetectionDataset):
         """Load an image with its objects, whose labels are their positions among those of the image."""
         rows = slice(self.table.offsets[index], self.table.offsets[index + 1])
         return AnnotatedImage(self.load_image(index), self.table.boxes_xyxy[rows], np.arange(rows.stop - rows.start))
-
-    def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`.
-
-        Raises:
-            DataError: the file is missing or damaged, or its size differs from the annotated one.
-        """
-        image = super().load_image(index)
-        size, annotated = image.shape[:2], self.image_size(index)
-        if size != annotated:
-            raise DataError(
-                f"{self.annotation_file.name}: image '{self.image_path(index)}' is {size[1]}x{size[0]} pixels (width x "
-                f"height, upright) and annotated as {annotated[1]}x{annotated[0]}. Give its images."
-            )
-        return image
 
     def load_sample(self, index: int, seed: int | None) -> Sample:
         """Load an image with its objects; that of a caption also has `phrases`, see `DetectionTarget`."""
