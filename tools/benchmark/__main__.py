@@ -3,7 +3,8 @@
 Weights and images are random; nothing is downloaded. Implementations run in turn in one process. Compare their ratios
 to the first row of each group, which are reproducible, while milliseconds vary from run to run. Each part runs in a
 separate process, as earlier work affects memory allocation, and a CPU's peak memory is measured in one more per row.
-The parts with models of transformers take minutes each and need that package (pip install -e '.[benchmark]').
+The parts with models of transformers take minutes each and need that package (pip install -e '.[benchmark]'). All runs
+from a clone, as the installed package does not have it.
 
 Examples:
     python tools/benchmark --out benchmark.md
