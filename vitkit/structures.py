@@ -297,6 +297,30 @@ class UncompiledTargets(Sequence[Any]):
         return len(self._targets)
 
 
+class PromptTokens(NamedTuple):
+    """The tokens of the prompts of a batch, padded to the longest.
+
+    A prompt is a list of phrases, each of which ends with a separator: "[CLS] a cat . dog . [SEP]".
+    """
+
+    tokens: Tensor
+    """(B, T) int64, of which `PAD` is padding."""
+    phrase_ids: Tensor
+    """(B, T) int64, the number of each token's phrase, counted from 0; -1 for tokens outside of phrases: the first and
+    the last token, and padding. The separator belongs to its phrase."""
+    is_word: Tensor
+    """(B, T) bool, whether a token is one of its phrase's own, and not its separator."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, T)."""
+        return self.tokens.shape
+
+    def to(self, device: torch.device | str) -> "PromptTokens":
+        """Return the tokens on a device."""
+        return PromptTokens(*(field.to(device, non_blocking=True) for field in self))
+
+
 @dataclass
 class Batch:
     """One step's input. `model(**batch.inputs)`, then `criterion(outputs, batch.targets)`.
@@ -307,7 +331,7 @@ class Batch:
         small_images: only with views of each image, (n * B, 3, h, w) uint8 RGB; `images` are then (2 * B, 3, H, W), the
             first large view of each image and then the second, and there is no mask,
         text: only for a text-prompted model, a list with what to look for in each image; or in its place, with
-            `data.prompts`, tokens, blocks, is_word: (B, T), its tokens, see `vitkit.text.prompt_tokens`.
+            `data.prompts`, prompt: its `PromptTokens`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """
@@ -350,10 +374,15 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        def convert(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        def convert(value: Any) -> Any:
+            if isinstance(value, PromptTokens):
+                return PromptTokens(*map(function, value))
+            return function(value) if isinstance(value, Tensor) else value
 
-        return Batch(convert(self.inputs), [convert(target) for target in self.targets])
+        def convert_all(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: convert(value) for name, value in values.items()}
+
+        return Batch(convert_all(self.inputs), [convert_all(target) for target in self.targets])
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -64,7 +64,7 @@ def train_a_step(model_spec, criterion_spec, has_prompts):
         return loss.backward()
     inputs = {"targets": targets} if getattr(model, "uses_targets", False) else {}
     if has_prompts:
-        inputs |= model.encode(["a . b . c", "b . c"])
+        inputs["prompt"] = model.tokenize(["a . b . c", "b . c"])
     losses = criterion(
         model(torch.rand(2, 3, SIDE, SIDE), torch.zeros(2, SIDE, SIDE, dtype=torch.bool), **inputs), targets
     )

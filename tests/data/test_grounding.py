@@ -305,16 +305,16 @@ def test_a_prompt_has_the_tokens_of_the_characters_that_name_each_object(tmp_pat
     dataset = GroundingDataset(images, path)
     dataset.prompts = Prompts(negatives=1)
     step = PromptStep(dataset, training=True)
-    (classes, caption), inputs = step([dataset[0], dataset[1]], [0, 1])
+    (classes, caption), prompt = step([dataset[0], dataset[1]], [0, 1])
     vocabulary = dataset.target_vocabulary
-    words = [vocabulary.decode([vocabulary.numbers.index(t)]).strip() for t in inputs["tokens"][1].tolist()[1:13]]
+    words = [vocabulary.decode([vocabulary.numbers.index(t)]).strip() for t in prompt.tokens[1].tolist()[1:13]]
     assert words == ["a", "hot", "dog", "and", "a", "dog", ".", "the", "dog", "is", "red", "."]
     named = [
         " ".join(word for word, is_named in zip(words, row[1:].tolist()) if is_named)
         for row in caption["target"]["positive_map"]
     ]
     assert named == ["a hot dog", "a dog", "a dog", "the dog"]
-    assert inputs["blocks"][1].tolist()[:14] == [-1, *[0] * 7, *[1] * 5, -1]
+    assert prompt.phrase_ids[1].tolist()[:14] == [-1, *[0] * 7, *[1] * 5, -1]
     target = classes["target"]
     assert [target["phrases"][label] for label in target["labels"]] == ["cat", "dog"]
     assert "positive_map" not in target and {*target["phrases"]} == {"cat", "dog"}

@@ -9,7 +9,7 @@ from vitkit.evaluation.grounding import GroundingEvaluator
 
 FIRST, SECOND, OTHER = [0.0, 0, 20, 20], [60.0, 60, 80, 80], [30.0, 30, 50, 50]
 # [CLS] two men . a hat . [SEP] and a padding
-BLOCKS = torch.tensor([-1, 0, 0, 0, 1, 1, 1, -1, -1])
+PHRASE_IDS = torch.tensor([-1, 0, 0, 0, 1, 1, 1, -1, -1])
 IS_WORD = torch.tensor([False, True, True, False, True, True, False, False, False])
 
 
@@ -29,7 +29,7 @@ def outputs_of(boxes_xyxy, probabilities):
     return dict(
         pred_boxes=torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], dim=1),
         pred_logits=torch.tensor(probabilities).logit(),
-        blocks=BLOCKS,
+        phrase_ids=PHRASE_IDS,
         is_word=IS_WORD,
         text_padding=torch.arange(9) == 8,
     )
@@ -101,7 +101,7 @@ def test_objects_that_transforms_removed_are_an_error():
 
 def test_other_models_and_datasets_are_errors():
     evaluator = GroundingEvaluator(dataset_of(located([FIRST], [0])))
-    with pytest.raises(ConfigError, match="needs 'blocks', but the model predicts pred_logits, pred_boxes"):
+    with pytest.raises(ConfigError, match="needs 'phrase_ids', but the model predicts pred_logits, pred_boxes"):
         evaluator.update([dict(pred_logits=torch.zeros(1, 3), pred_boxes=torch.zeros(1, 4))], [target_of([0])])
     with pytest.raises(ConfigError, match="needs 'regions' annotations"):
         GroundingEvaluator(PlainDataset(annotations=["objects"]))

@@ -199,14 +199,14 @@ def _check_count(path: Path, num_boxes: int, *, bad_boxes: str, **_: Any) -> Non
 def _check_prompts(dataset: GroundingDataset, samples: list) -> None:
     """Check that every object has a token of its prompt."""
     step = PromptStep(dataset, training=True)
-    prompted, inputs = step(samples, range(len(samples)))
-    assert inputs["tokens"].shape == inputs["blocks"].shape == inputs["is_word"].shape
-    for sample, blocks, is_word in zip(prompted, inputs["blocks"], inputs["is_word"]):
+    prompted, prompt = step(samples, range(len(samples)))
+    assert prompt.tokens.shape == prompt.phrase_ids.shape == prompt.is_word.shape
+    for sample, phrase_ids, is_word in zip(prompted, prompt.phrase_ids, prompt.is_word):
         target = sample["target"]
         positive = target.get("positive_map")
         if positive is not None:
             assert positive.any(1).all() and is_word[: positive.shape[1]][positive.any(0)].all()
-        assert len(target["labels"]) == 0 or int(target["labels"].max()) <= int(blocks.max())
+        assert len(target["labels"]) == 0 or int(target["labels"].max()) <= int(phrase_ids.max())
 
 
 def _write_lvis(rng: random.Random, folder: Path, world: Path) -> None:
@@ -274,7 +274,7 @@ def check_tokenizer(folder: Path, world: Path) -> None:
             except VitkitError as error:
                 assert "prompt:" in str(error), error
                 continue
-            assert len(prompt.tokens) == len(prompt.blocks) == len(prompt.is_word)
+            assert len(prompt.tokens) == len(prompt.phrase_ids) == len(prompt.is_word)
             assert set(prompt.tokens) <= set(vocabulary.numbers)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.engine.build import build_model
+from vitkit.structures import PromptTokens
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 
 SEPARATORS, OUTSIDE = torch.tensor([1012, 1029]), torch.tensor([101, 102, 0])
@@ -92,8 +93,8 @@ def bert_vocabulary(*more: str) -> TokenizerVocabulary:
     return TokenizerVocabulary(bert_tokenizer(*more), [0, 100, 101, 102, 103])
 
 
-def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `blocks` and `is_word` of tokens not made phrase by phrase, such as a text's.
+def prompt_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> PromptTokens:
+    """Return the prompt of tokens not made phrase by phrase, such as a text's.
 
     Args:
         tokens: (B, S) int64.
@@ -101,5 +102,5 @@ def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tens
         outside: (M,) int64, those that belong to no phrase: the first, the last, and padding.
     """
     ends, is_outside = torch.isin(tokens, separators), torch.isin(tokens, outside)
-    blocks = ends.cumsum(1) - ends.long()  # the separators before each token
-    return blocks.masked_fill(is_outside, -1), ~(ends | is_outside)
+    phrase_ids = ends.cumsum(1) - ends.long()  # the separators before each token
+    return PromptTokens(tokens, phrase_ids.masked_fill(is_outside, -1), ~(ends | is_outside))

@@ -35,6 +35,7 @@ def golden_inputs(case: Case, variant: str) -> tuple[dict, list[dict], dict[str,
     inputs, denoising = case.torch_inputs(), case.meta["denoising"][variant]
     count = len(case.targets[variant])
     prompts = {name: inputs.pop(name)[:count] for name in ("blocks", "is_word", "text_padding")}
+    prompts["phrase_ids"] = prompts.pop("blocks")  # as the stored case calls them
     leaves = {name: x if name.startswith("dn.") else x[:count] for name, x in inputs.items()}
     leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
     padding = {"text_padding": prompts["text_padding"]}
@@ -92,7 +93,9 @@ def test_gradients_of_all_inputs_equal_the_original(case, variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_matches_of_every_layer_equal_the_original(case, variant):
     outputs, targets, _ = golden_inputs(case, variant)
-    main, enc, _ = make_criterion().match(outputs, with_positive_maps(targets, outputs["blocks"], outputs["is_word"]))
+    main, enc, _ = make_criterion().match(
+        outputs, with_positive_maps(targets, outputs["phrase_ids"], outputs["is_word"])
+    )
     expected = case.losses[variant]["indices"]
     layers = {"layer2": main.matches[0], "layer0": main.matches[1], "layer1": main.matches[2], "enc": enc.matches[0]}
     for name, matches in layers.items():
@@ -102,7 +105,7 @@ def test_matches_of_every_layer_equal_the_original(case, variant):
 
 def test_the_cost_of_a_phrase_is_the_mean_of_its_tokens(case):
     outputs, targets, _ = golden_inputs(case, "both")
-    targets = with_positive_maps(targets, outputs["blocks"], outputs["is_word"])
+    targets = with_positive_maps(targets, outputs["phrase_ids"], outputs["is_word"])
     matcher = TokenMatcher(1.0, 5.0, 2.0)
     image = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
     costs, is_label = matcher.label_costs([outputs], targets, image)
@@ -121,7 +124,7 @@ def test_the_cost_of_a_phrase_is_the_mean_of_its_tokens(case):
 def test_tokens_of_a_caption_whose_phrases_overlap_are_given_by_object(case):
     outputs, targets, _ = golden_inputs(case, "both")
     expected = make_criterion()(outputs, targets)
-    maps = with_positive_maps(targets, outputs["blocks"], outputs["is_word"])
+    maps = with_positive_maps(targets, outputs["phrase_ids"], outputs["is_word"])
     given = [{**target, "positive_map": maps[i]["positive_map"][:, :14]} for i, target in enumerate(targets[:1])]
     given.append({**targets[1], "positive_map": maps[1]["positive_map"]})
     # Labels then mean nothing.
@@ -163,7 +166,7 @@ def test_unknown_costs_are_refused():
 def test_accuracy_counts_queries_whose_best_token_is_in_the_phrase(case):
     outputs, targets, _ = golden_inputs(case, "one")
     criterion = make_criterion()
-    second = (outputs["blocks"] == 2) & outputs["is_word"]  # the phrase of one of the four objects
+    second = (outputs["phrase_ids"] == 2) & outputs["is_word"]  # the phrase of one of the four objects
     outputs["pred_logits"] = second[:, None].float().expand(-1, 12, -1)
     criterion(outputs, targets)
     assert criterion.meters["matched_accuracy"].compute() == (0.25, 4)

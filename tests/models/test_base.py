@@ -68,7 +68,7 @@ DENSE_MODELS = {
             type="GroundingDINOHead", d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2
         ),
         text_encoder=dict(type="TransformerTextEncoder", num_layers=1, d_model=16, num_heads=2, d_ffn=16, dropout=0.0),
-        target_vocabulary=Vocabulary.train("word", ["a b c ."]),
+        tokenizer=Vocabulary.train("word", ["a b c ."]),
         num_queries=6,
     ),
     "rt_detr": dict(

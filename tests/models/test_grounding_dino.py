@@ -6,10 +6,10 @@ from helpers.grounding_models import (
     BERT_TOKENS,
     OUTSIDE,
     SEPARATORS,
-    blocks_of,
     build_grounding,
     build_small,
     grounding_config,
+    prompt_of,
 )
 
 import vitkit
@@ -68,19 +68,20 @@ def test_phrase_by_phrase_equals_the_tokens_of_the_sentence(vocabulary):
     text = vocabulary.encode("a red star . cat . blue .")
     tokens = torch.tensor([prompt.tokens])
     assert prompt.tokens == [2, *text, 3]
-    blocks, is_word = blocks_of(tokens, torch.tensor(vocabulary.encode(".")), torch.tensor([0, 2, 3]))
-    assert blocks[0].tolist() == prompt.blocks == [-1, 0, 0, 0, 0, 1, 1, 2, 2, -1]
+    _, phrase_ids, is_word = prompt_of(tokens, torch.tensor(vocabulary.encode(".")), torch.tensor([0, 2, 3]))
+    assert phrase_ids[0].tolist() == prompt.phrase_ids == [-1, 0, 0, 0, 0, 1, 1, 2, 2, -1]
     assert is_word[0].tolist() == prompt.is_word
 
 
 def test_layout_of_a_prompt_by_hand():
     # [CLS] dog . cat man . [SEP] [PAD]
-    blocks, is_word = blocks_of(torch.tensor([[101, 5, 1012, 6, 7, 1012, 102, 0]]), SEPARATORS, OUTSIDE)
-    layout = prompt_layout(blocks)
+    tokens = torch.tensor([[101, 5, 1012, 6, 7, 1012, 102, 0]])
+    _, phrase_ids, is_word = prompt_of(tokens, SEPARATORS, OUTSIDE)
+    layout = prompt_layout(phrase_ids)
     assert layout.positions.tolist() == [[0, 0, 1, 0, 1, 2, 0, 0]]
     visible = [sorted(row.nonzero()[:, 0].tolist()) for row in ~layout.masked[0]]
     assert visible == [[0], [1, 2], [1, 2], [3, 4, 5], [3, 4, 5], [3, 4, 5], [6], [7]]
-    assert phrase_tokens(blocks, is_word, torch.tensor([[1, 0]]))[0].nonzero().tolist() == [[0, 3], [0, 4], [1, 1]]
+    assert phrase_tokens(phrase_ids, is_word, torch.tensor([[1, 0]]))[0].nonzero().tolist() == [[0, 3], [0, 4], [1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,9 @@ def test_labels_are_phrases_and_scores_the_mean_of_their_tokens(vocabulary, imag
     pairs = torch.stack((p[0, :, 1:3].mean(-1), p[0, :, 4:6].mean(-1)), dim=-1)
     torch.testing.assert_close(first["scores"], pairs.flatten().sort(descending=True).values)
     assert second["boxes_xyxy"].amax() <= 64 * 1.5
-    assert model.prompt_phrases("red star . a cat .") == ["red star", "a cat"]
-    assert len(model.prompt_words("red star . a cat .")) == p.shape[-1]
+    reading = model.read_text("red star . a cat .")
+    assert reading.phrases == ["red star", "a cat"] and reading.phrase_of == [-1, 0, 0, -1, 1, 1, -1, -1]
+    assert len(reading.words) == p.shape[-1]
 
 
 @torch.no_grad()
@@ -166,7 +168,7 @@ def test_every_parameter_is_trained_with_constant_loss_names(vocabulary, images,
     model = build_small(vocabulary, training_queries=DENOISING)
     criterion, targets = CRITERIA.build(CRITERION), targets_of(*labels)
     assert model.uses_targets
-    outputs = model(images, **model.encode(["red star . a cat .", "blue star ."]), targets=targets)
+    outputs = model(images, prompt=model.tokenize(["red star . a cat .", "blue star ."]), targets=targets)
     losses = criterion(outputs, targets)
     layers = ["", "aux0_", "aux1_", "enc_", "dn_", "dn_aux0_", "dn_aux1_"]
     assert set(losses) == {layer + term for layer in layers for term in ("labels", "l1", "giou")}
@@ -185,11 +187,8 @@ def test_denoising_reads_the_phrase_and_not_its_place(vocabulary, images):
     contents = []
     for prompt, label in ((["cat", "red star"], 0), (["red star", "blue", "cat"], 2), (["red star", "cat"], 0)):
         targets = targets_of([label])
-        inputs = model.encode([prompt])
-        text = model.encode_text(inputs["tokens"], inputs["blocks"])
-        (queries,) = model.training_queries["denoising"](
-            model.head, with_phrase_features(targets, text, inputs["is_word"]), None
-        )
+        text = model.encode_prompts(model.tokenize([prompt]))
+        (queries,) = model.training_queries["denoising"](model.head, with_phrase_features(targets, text), None)
         contents.append(queries["queries"].content[0, 0])
     torch.testing.assert_close(contents[0], contents[1])
     assert not torch.allclose(contents[0], contents[2], atol=1e-3)
@@ -227,9 +226,6 @@ def test_errors_without_prompt_or_vocabulary(images):
         model(images)
     with pytest.raises(ConfigError, match="no vocabulary to read a text with. Set model.tokenizer to bert-base"):
         model(images, text=["cat ."] * 2)
-    inputs = {"tokens": torch.zeros(2, 4, dtype=torch.int64), "blocks": torch.zeros(2, 4, dtype=torch.int64)}
-    with pytest.raises(ConfigError, match="got tokens without blocks or is_word; expected all three of a prompt"):
-        model(images, **inputs)
 
 
 @pytest.mark.parametrize("levels", [4, 5])
@@ -311,9 +307,9 @@ def test_tokens_of_the_tests_have_berts_numbers():
 def test_costs_are_counted_with_a_prompt_of_cocos_length():
     model = dict(model=grounding_config())
     costs = vitkit.analyze(model, size=(96, 128))
-    prompts = build_grounding().example_prompts(2)
-    assert prompts["tokens"].shape == (2, 195) and int(prompts["blocks"].max()) == 79
-    assert int(prompts["is_word"].sum()) == 2 * 113
+    prompt = build_grounding().example_prompts(2)["prompt"]
+    assert prompt.shape == (2, 195) and int(prompt.phrase_ids.max()) == 79
+    assert int(prompt.is_word.sum()) == 2 * 113
     # Two layers of BERT: four projections, two of the feed-forward network, scores and sums, norms; and its own norm.
     layer = 195 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 195 * 195 * 32 + 2 * 195 * 32 * 5
     assert costs.parts["text_encoder"]["macs"] == 2 * layer + 195 * 32 * 5
@@ -321,4 +317,4 @@ def test_costs_are_counted_with_a_prompt_of_cocos_length():
     assert matrices["head.decoder.layers.0.text_attn"]["shapes"] == [(1, 4, 20, 195)]
     with pytest.raises(ConfigError, match="--training: not for models that take a prompt"):
         step_memory(model, gpus=1, size=(96, 128))
-    assert len(build_grounding(max_tokens=20).example_prompts(1)["tokens"][0]) <= 20
+    assert len(build_grounding(max_tokens=20).example_prompts(1)["prompt"].tokens[0]) <= 20

@@ -30,25 +30,25 @@ def prompts(vocabulary, *phrases):
 
 def test_parts_are_prompts_of_whole_phrases(vocabulary):
     # Tokens of the phrases, with their dots: 4, 2, 2, 4, 2.
-    parts = split_prompts(**prompts(vocabulary, PHRASES, PHRASES[3:]), max_tokens=8)
+    parts = split_prompts(prompts(vocabulary, PHRASES, PHRASES[3:]), max_tokens=8)
     chosen = [(PHRASES[:2], PHRASES[3:]), (PHRASES[2:4], []), (PHRASES[4:], [])]
     for part, rows in zip(parts, chosen, strict=True):
-        for name, values in prompts(vocabulary, *rows).items():
-            assert torch.equal(getattr(part, name), values), name
+        for actual, expected in zip(part.prompt, prompts(vocabulary, *rows)):
+            assert torch.equal(actual, expected)
     assert [part.first_phrase.tolist() for part in parts] == [[0, 0], [2, 2], [4, 2]]
-    assert [len(part.tokens) for part in split_prompts(**prompts(vocabulary, PHRASES), max_tokens=16)] == [1]
+    assert [len(part.prompt.tokens) for part in split_prompts(prompts(vocabulary, PHRASES), max_tokens=16)] == [1]
 
 
 def test_the_number_of_phrases_is_limited(vocabulary):
-    parts = split_prompts(**prompts(vocabulary, PHRASES), max_tokens=256, max_phrases=2)
+    parts = split_prompts(prompts(vocabulary, PHRASES), max_tokens=256, max_phrases=2)
     assert [part.first_phrase.item() for part in parts] == [0, 2, 4]
-    assert [int(part.blocks.max()) + 1 for part in parts] == [2, 2, 1]
+    assert [int(part.prompt.phrase_ids.max()) + 1 for part in parts] == [2, 2, 1]
 
 
 def test_a_single_phrase_may_be_too_long(vocabulary):
     message = "text: phrase 2 has 4 tokens, and the model takes 3 in a phrase. Shorten it"
     with pytest.raises(DataError, match=message):
-        split_prompts(**prompts(vocabulary, ["cat"], ["cat", "a red star"]), max_tokens=5)
+        split_prompts(prompts(vocabulary, ["cat"], ["cat", "a red star"]), max_tokens=5)
 
 
 @pytest.mark.parametrize("options", [dict(max_tokens=8), dict(chunk_size=2)], ids=["tokens", "phrases"])
@@ -60,7 +60,7 @@ def test_chunks_equal_prompts_of_their_own(vocabulary, images, options):
     model.text_encoder.register_forward_hook(lambda *_: runs.append("text"))
     outputs = model(images, text=[PHRASES, PHRASES[:2]])
     chunks = [PHRASES[:2], PHRASES[2:4], PHRASES[4:]]
-    assert runs == ["backbone", "text", "text", "text"]
+    assert runs == ["text", "text", "text", "backbone"]
     first, second = model.postprocess(outputs, SIZES)
     expected = [model.postprocess(model(images, text=[chunk] * 2), SIZES)[0] for chunk in chunks]
     expected[1]["labels"] += 2
@@ -117,7 +117,7 @@ def test_the_loss_of_chunks_is_the_mean_of_theirs(vocabulary, images):
         torch.testing.assert_close(value, sum(each[name] for each in expected) / 3, msg=name)
 
     outputs = model(images, text=[PHRASES] * 2)
-    maps = (outputs["blocks"][:, None] == torch.tensor([[4], [1]])) & prompts(vocabulary, PHRASES)["is_word"]
+    maps = (outputs["phrase_ids"][:, None] == torch.tensor([[4], [1]])) & prompts(vocabulary, PHRASES).is_word
     mapped = [dict(targets[0], positive_map=maps[0, :, :-1]), targets[1]]
     for name, value in criterion(outputs, mapped).items():
         torch.testing.assert_close(value, losses[name], msg=name)
@@ -126,6 +126,6 @@ def test_the_loss_of_chunks_is_the_mean_of_theirs(vocabulary, images):
 def test_long_prompts_are_an_error_in_training(vocabulary, images):
     model = build_small(vocabulary, max_tokens=8)
     with pytest.raises(DataError, match=r"trains with at most 8\. Set data.prompts.max_tokens=8"):
-        model(images, **prompts(vocabulary, PHRASES, PHRASES))
+        model(images, prompt=prompts(vocabulary, PHRASES, PHRASES))
     with pytest.raises(ConfigError, match="chunk_size=0: expected at least 1 phrase"):
         build_small(vocabulary, chunk_size=0)

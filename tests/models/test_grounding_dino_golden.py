@@ -4,7 +4,7 @@ import pytest
 import torch
 from golden.weights import compare, load_case
 from helpers.detection_batches import padded
-from helpers.grounding_models import OUTSIDE, SEPARATORS, blocks_of, build_grounding, grounding_config
+from helpers.grounding_models import OUTSIDE, SEPARATORS, build_grounding, grounding_config, prompt_of
 
 from vitkit.weights import load_weights
 
@@ -33,7 +33,7 @@ def test_outputs_equal_the_original(case, model, variant):
     encoded = []
     handle = model.head.encoder.register_forward_hook(lambda *call: encoded.append(call[2]))
     try:
-        outputs = model(*padded(*images), tokens, *blocks_of(tokens, SEPARATORS, OUTSIDE))
+        outputs = model(*padded(*images), prompt_of(tokens, SEPARATORS, OUTSIDE))
     finally:
         handle.remove()
     ((memory, memory_text),) = encoded

@@ -8,10 +8,10 @@ from helpers.grounding_models import (
     OUTSIDE,
     SEPARATORS,
     bert_tokenizer,
-    blocks_of,
     build_grounding,
     grounding_config,
     library_grounding,
+    prompt_of,
 )
 
 import vitkit
@@ -73,10 +73,10 @@ def same_clamp(monkeypatch):
 def test_all_outputs_equal_those_of_transformers(variant, sizes, same_clamp):
     ours, theirs = both(variant)
     images, padding, tokens = batch_of(sizes)
-    blocks, is_word = blocks_of(tokens, SEPARATORS, OUTSIDE)
+    prompt = prompt_of(tokens, SEPARATORS, OUTSIDE)
     valid = tokens != 0
     expected = theirs(pixel_values=images, input_ids=tokens, attention_mask=valid.long(), pixel_mask=(~padding).long())
-    outputs = ours(images, padding if padding.any() else None, tokens, blocks, is_word)
+    outputs = ours(images, padding if padding.any() else None, prompt)
     length, words = tokens.shape[1], expected.encoder_last_hidden_state_text
     close = dict(atol=2e-4, rtol=1e-4)
 
@@ -121,7 +121,7 @@ def test_mask_and_positions_equal_those_of_transformers_on_300_captions():
         mask, positions = library.generate_masks_with_special_tokens_and_transfer_map(
             tokens, torch.tensor(library.SPECIAL_TOKENS)
         )
-        layout = prompt_layout(blocks_of(tokens, SEPARATORS, OUTSIDE)[0])
+        layout = prompt_layout(prompt_of(tokens, SEPARATORS, OUTSIDE).phrase_ids)
         # Of [SEP] and padding the library says other things in another batch, and nothing reads them.
         inside = (tokens != 0) & (tokens != 102)
         assert torch.equal(~layout.masked[inside], mask[inside])

@@ -12,6 +12,7 @@ from vitkit.apps.inference import load
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.models.base import ModelOnBackbone
+from vitkit.models.text_prompted import TextPrompted, TextReading
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import normalize_images
@@ -23,10 +24,9 @@ IMAGE = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
 PROMPT = "car red dog"
 
 
-class PromptedDetector(ModelOnBackbone):
+class PromptedDetector(TextPrompted, ModelOnBackbone):
     """Queries that attend to the image and to the words of a prompt, and score each word."""
 
-    takes = ("images", "text")
     returns = ("boxes_xyxy", "phrases")
 
     def __init__(self, backbone, *, num_queries=5, d_model=16):
@@ -40,20 +40,24 @@ class PromptedDetector(ModelOnBackbone):
     def forward(self, images, padding_mask=None, text=()):
         (features,) = self.backbone(normalize_images(images, padding_mask)).values()
         memory = features.flatten(2).transpose(1, 2)
-        numbers = [[sum(word.encode()) % 256 for word in self.prompt_words(sought)] for sought in text]
+        texts = [self.read_text(sought).words for sought in text]
+        numbers = [[sum(word.encode()) % 256 for word in words] for words in texts]
         words = self.words(torch.tensor(numbers, device=memory.device))
         queries = self.queries.weight.expand(len(images), -1, -1)
         queries = queries + self.image_attn(queries, memory, memory)
         queries = queries + self.word_attn(queries, words, words)
-        self_prompt = [self.prompt_words(sought) for sought in text]
         logits = queries @ words.transpose(1, 2)
-        return {"pred_logits": logits, "pred_boxes": self.box(queries).sigmoid(), "words": self_prompt}
+        return {"pred_logits": logits, "pred_boxes": self.box(queries).sigmoid(), "words": texts}
 
     def postprocess(self, outputs, image_sizes):
         scores, best = outputs["pred_logits"].sigmoid().max(-1)
         boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"]), image_sizes)
         phrases = [[words[k] for k in row.tolist()] for words, row in zip(outputs["words"], best)]
         return [dict(scores=s, boxes_xyxy=b, phrases=p) for s, b, p in zip(scores, boxes_xyxy, phrases)]
+
+    def read_text(self, text):
+        words = text.split()
+        return TextReading(words, words, range(len(words)))
 
     def attention_layers(self):
         return AttentionLayers(decoder=[self.image_attn], prompt=[self.word_attn])

@@ -15,11 +15,11 @@ def vocabulary():
     return Vocabulary.train("word", ["a dog chases the red ball , t-shirt ?", "."])
 
 
-def test_tokens_are_those_of_the_sentence_and_blocks_are_sentences(vocabulary):
+def test_tokens_are_those_of_the_sentence_and_phrases_are_sentences(vocabulary):
     caption = encode_caption(vocabulary, "a dog.  the red, red ball")
     first, second = (encode_phrases(vocabulary, [text]).tokens[1:-1] for text in ("a dog", "the red , red ball"))
     assert caption.prompt.tokens == [2, *first, *second, 3]
-    assert caption.prompt.blocks == [-1, *[0] * 3, *[1] * 6, -1]
+    assert caption.prompt.phrase_ids == [-1, *[0] * 3, *[1] * 6, -1]
     assert caption.words == ["a", "dog", "the", "red", "red", "ball"] and caption.sentences == [0, 0, 1, 1, 1, 1]
     assert caption.word_of == [-1, 0, 1, -1, 2, 3, -1, 4, 5, -1, -1]
     assert caption.prompt.is_word == [word >= 0 for word in caption.word_of]

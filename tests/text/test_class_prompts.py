@@ -47,23 +47,23 @@ class Boxes(Dataset):
 
 
 def make(targets, *, seeds=None, training=True, classes=NAMES, texts=None, vocabulary=None, **options):
-    """Return the targets of one batch, and its inputs."""
+    """Return the targets of one batch, and its prompt."""
     dataset = Boxes(targets, classes, texts)
     dataset.prompts = Prompts(**options)
     if vocabulary is not None:
         dataset.target_vocabulary = vocabulary
     step = PromptStep(dataset, training=training)
     samples = [dataset[index, 0] for index in range(len(dataset))]
-    prompted, inputs = step(samples, range(len(samples)) if seeds is None else seeds)
-    return [sample["target"] for sample in prompted], inputs
+    prompted, prompt = step(samples, range(len(samples)) if seeds is None else seeds)
+    return [sample["target"] for sample in prompted], prompt
 
 
-def read(inputs, row, vocabulary):
+def read(prompt, row, vocabulary):
     """Return the phrases of a prompt as its tokens say them, without looking at the targets."""
     phrases = {}
-    for token, block, is_word in zip(*(inputs[name][row].tolist() for name in ("tokens", "blocks", "is_word"))):
+    for token, phrase, is_word in zip(*(field[row].tolist() for field in prompt)):
         if is_word:
-            phrases.setdefault(block, []).append(token)
+            phrases.setdefault(phrase, []).append(token)
     assert list(phrases) == list(range(len(phrases)))
     return [vocabulary.decode(tokens) for tokens in phrases.values()]
 
@@ -76,14 +76,14 @@ def random_labels(count, seed=0):
 @pytest.mark.parametrize("max_tokens", [256, 20, 9])
 def test_random_prompts_name_what_the_image_shows_once_and_keep_to_the_limit(max_tokens):
     labels = random_labels(300)
-    targets, inputs = make(labels, negatives=8, max_tokens=max_tokens)
+    targets, prompt = make(labels, negatives=8, max_tokens=max_tokens)
     vocabulary = Boxes(labels).target_vocabulary
     sizes, left_out = [], 0
     for row, (before, target) in enumerate(zip(labels, targets)):
         phrases = target["phrases"]
-        assert read(inputs, row, vocabulary) == phrases
+        assert read(prompt, row, vocabulary) == phrases
         assert len(set(phrases)) == len(phrases) >= 1 and set(phrases) <= set(PHRASES)
-        assert int((inputs["tokens"][row] != 0).sum()) <= max_tokens
+        assert int((prompt.tokens[row] != 0).sum()) <= max_tokens
         kept = (target["boxes_cxcywh"][:, 0] * 100).round().long().tolist()
         assert [phrases[number] for number in target["labels"].tolist()] == [PHRASES[before[index]] for index in kept]
         missing = {before[index] for index in range(len(before)) if index not in kept}
@@ -114,15 +114,15 @@ def test_prompts_depend_on_the_sample_s_seed_only():
 @pytest.mark.parametrize(("training", "negatives"), [(False, 3), (True, None), (False, None)])
 def test_all_classes_in_their_order_without_sampling(training, negatives):
     labels = random_labels(8)
-    targets, inputs = make(labels, training=training, negatives=negatives)
+    targets, prompt = make(labels, training=training, negatives=negatives)
     assert [target["labels"].tolist() for target in targets] == labels
     assert all(target["phrases"] == PHRASES for target in targets)
-    assert (inputs["tokens"] == inputs["tokens"][0]).all()
+    assert (prompt.tokens == prompt.tokens[0]).all()
 
 
 def test_evaluation_takes_any_number_of_tokens_and_training_on_all_classes_does_not():
-    _, inputs = make([[0]], training=False, max_tokens=9)
-    assert inputs["tokens"].shape[1] == 45
+    _, prompt = make([[0]], training=False, max_tokens=9)
+    assert prompt.tokens.shape[1] == 45
     with pytest.raises(ConfigError, match="all 12 classes in every prompt, but they have 45 tokens together, and max_"):
         make([[0]], negatives=None, max_tokens=40)
 
@@ -196,18 +196,18 @@ CAPTION = {"labels": [1, 0, 1], "phrases": ["a cat on a  mat", "two dogs play"]}
 
 def test_given_phrases_are_encoded_by_the_same_step():
     vocabulary = Vocabulary.train("word", ["a cat on mat two dogs play ."])
-    targets, inputs = make([CAPTION, [0]], classes=["cat"], vocabulary=vocabulary)
+    targets, prompt = make([CAPTION, [0]], classes=["cat"], vocabulary=vocabulary)
     assert targets[0]["labels"].tolist() == [1, 0, 1] and targets[0]["phrases"] == ["a cat on a mat", "two dogs play"]
-    assert read(inputs, 0, vocabulary) == targets[0]["phrases"] and read(inputs, 1, vocabulary) == ["cat"]
+    assert read(prompt, 0, vocabulary) == targets[0]["phrases"] and read(prompt, 1, vocabulary) == ["cat"]
     assert "positive_map" not in targets[0]
 
 
 def test_spans_become_the_tokens_of_each_object():
     vocabulary = Vocabulary.train("word", ["a cat on mat two dogs play ."])
     spans = [[(0, 8)], [(0, 5), (11, 14)], [(4, 5)]]
-    (target,), inputs = make([CAPTION | {"phrase_spans": spans}], vocabulary=vocabulary, classes=())
+    (target,), prompt = make([CAPTION | {"phrase_spans": spans}], vocabulary=vocabulary, classes=())
     words = ["<s>", "a", "cat", "on", "a", "mat", ".", "two", "dogs", "play", ".", "</s>"]
-    assert vocabulary.token_texts(inputs["tokens"][0].tolist())[4] == "▁a"
+    assert vocabulary.token_texts(prompt.tokens[0].tolist())[4] == "▁a"
     named = [[words[index] for index in row.nonzero()[:, 0].tolist()] for row in target["positive_map"]]
     assert named == [["two", "dogs"], ["a", "cat", "mat"], ["dogs"]]
     assert "phrase_spans" not in target
@@ -217,9 +217,9 @@ def test_given_phrases_that_do_not_fit_lose_their_objects():
     vocabulary = Vocabulary.train("word", ["a cat on mat two dogs play ."])
     spans = [[(0, 8)], [(0, 5)], [(4, 5)]]
     targets = [CAPTION | {"phrase_spans": spans}]
-    (target,), inputs = make(targets, vocabulary=vocabulary, classes=(), max_tokens=11)
+    (target,), prompt = make(targets, vocabulary=vocabulary, classes=(), max_tokens=11)
     assert target["phrases"] == ["a cat on a mat"] and target["labels"].tolist() == [0]
-    assert target["positive_map"].nonzero().tolist() == [[0, 1], [0, 2]] and inputs["tokens"].shape[1] == 8
+    assert target["positive_map"].nonzero().tolist() == [[0, 1], [0, 2]] and prompt.tokens.shape[1] == 8
     (target,), _ = make(targets, vocabulary=vocabulary, classes=(), max_tokens=11, training=False)
     assert len(target["phrases"]) == 2
 
@@ -304,7 +304,9 @@ def loaded(dataset, *, workers, rank=0, world_size=1, skip=0):
     batches = TrainBatches(len(dataset), batch_size=4, seed=3, rank=rank, world_size=world_size)
     loader = settings.loader(dataset, batches, training=True)
     loader.set_position(1, skip)
-    return [(batch.inputs["tokens"].tolist(), [t["phrases"] for t in batch.targets], len(batch)) for batch in loader]
+    return [
+        (batch.inputs["prompt"].tokens.tolist(), [t["phrases"] for t in batch.targets], len(batch)) for batch in loader
+    ]
 
 
 def test_workers_ranks_and_resumption_do_not_change_prompts():
@@ -322,7 +324,7 @@ def test_evaluation_batches_have_all_classes_and_the_boxes_of_each_class():
     loader = DataSettings(num_workers=0).loader(dataset, EvalBatches(5, batch_size=2), training=False)
     for batch in loader:
         assert all(target["phrases"] == PHRASES for target in batch.targets)
-        assert batch.inputs.keys() == {"images", "padding_mask", "tokens", "blocks", "is_word"}
+        assert batch.inputs.keys() == {"images", "padding_mask", "prompt"}
 
 
 def test_samples_whose_phrases_cannot_be_encoded_are_replaced_and_named(caplog):

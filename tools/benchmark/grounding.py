@@ -11,7 +11,7 @@ from torch import Tensor
 from vitkit import build_model
 from vitkit.configs import grounding_dino
 from vitkit.registry import CRITERIA
-from vitkit.text.prompt_tokens import PromptPart
+from vitkit.structures import PromptTokens
 from vitkit.tools.benchmark.models import Batch, Case, Contestant, Family, compare_family, freeze, import_transformers
 from vitkit.tools.benchmark.timing import Options, Row
 
@@ -21,22 +21,21 @@ COCO_CLASSES, COCO_TOKENS = 80, 195
 DROP_PATH = 0.2
 
 
-def random_prompt(num_classes: int, batch_size: int, device: torch.device) -> PromptPart:
+def random_prompt(num_classes: int, batch_size: int, device: torch.device) -> PromptTokens:
     """Return the same prompt for each image: phrases of random words, as long on average as COCO's names."""
     num_words = num_classes if num_classes < COCO_CLASSES else COCO_TOKENS - 2 - num_classes
     lengths = torch.full((num_classes,), num_words // num_classes)
     lengths[: num_words % num_classes] += 1
-    blocks = torch.arange(num_classes).repeat_interleave(lengths + 1)
-    is_dot = torch.cat((blocks[1:] != blocks[:-1], torch.tensor([True])))
-    tokens = torch.randint(*WORDS, blocks.shape).masked_fill(is_dot, DOT)
+    phrase_ids = torch.arange(num_classes).repeat_interleave(lengths + 1)
+    is_dot = torch.cat((phrase_ids[1:] != phrase_ids[:-1], torch.tensor([True])))
+    tokens = torch.randint(*WORDS, phrase_ids.shape).masked_fill(is_dot, DOT)
     ends = torch.tensor([-1])
     fields = (
         torch.cat((torch.tensor([CLS]), tokens, torch.tensor([SEP]))),
-        torch.cat((ends, blocks, ends)),
+        torch.cat((ends, phrase_ids, ends)),
         torch.cat((ends, (~is_dot).long(), ends)) > 0,
     )
-    first = torch.zeros(batch_size, dtype=torch.int64)
-    return PromptPart(*(field.expand(batch_size, -1).to(device) for field in fields), first)
+    return PromptTokens(*(field.expand(batch_size, -1).to(device) for field in fields))
 
 
 def vitkit_grounding_dino(num_classes: int, batch: Batch, case: Case) -> Contestant:
@@ -44,12 +43,12 @@ def vitkit_grounding_dino(num_classes: int, batch: Batch, case: Case) -> Contest
     config = grounding_dino.config()
     model = build_model(config["model"] | dict(training_queries=[]))
     criterion = CRITERIA.build(config["criterion"])
-    tokens, blocks, is_word, _ = random_prompt(num_classes, len(batch.images), batch.images.device)
+    prompt = random_prompt(num_classes, len(batch.images), batch.images.device)
     padding_mask = torch.zeros_like(batch.images[:, 0], dtype=torch.bool)
     targets = [dict(labels=labels, boxes_cxcywh=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
 
     def predict() -> dict:
-        return model(batch.images, padding_mask, tokens, blocks, is_word)
+        return model(batch.images, padding_mask, prompt)
 
     def loss() -> Tensor:
         return sum(criterion(predict(), targets).values())

@@ -164,6 +164,9 @@ def build_model(
         return _built(spec)
     parameters = parameters_of(MODELS.resolve(spec)[0])
     if vocabularies:
+        if "tokenizer" in parameters and isinstance(spec, Mapping):  # by name in the config
+            stated = {name: value for name, value in spec.items() if name != "tokenizer"}
+            return _built(stated, tokenizer=vocabularies["target"])
         named = {f"{side}_vocabulary": vocabulary for side, vocabulary in vocabularies.items()}
         return _built(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
     classes = classes or ()
@@ -272,7 +275,7 @@ def check_prompts(spec: Spec, dataset: Dataset) -> None:
         ConfigError: `data.prompts` is missing, or should be.
     """
     constructor = MODELS.resolve(spec, "model")[0]
-    reads_prompts = "is_word" in parameters_of(getattr(constructor, "forward", constructor))
+    reads_prompts = "prompt" in parameters_of(getattr(constructor, "forward", constructor))
     if reads_prompts and dataset.prompts is None and dataset.collate is None:
         raise ConfigError(
             f"data.prompts: not set, and {constructor.__name__} looks for what prompts name. Set "

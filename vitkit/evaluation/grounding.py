@@ -64,9 +64,9 @@ class GroundingEvaluator(SampleEvaluator):
 
     def _find(self, outputs: Mapping[str, Any], target: DetectionTarget, index: int) -> list[int]:
         """Return the rank of the best fitting box of each region, counted from 0; the last rank if none fits."""
-        logits, boxes, blocks, is_word, padding = (
+        logits, boxes, phrase_ids, is_word, padding = (
             get_predicted_field(outputs, field, "GroundingEvaluator")
-            for field in ("pred_logits", "pred_boxes", "blocks", "is_word", "text_padding")
+            for field in ("pred_logits", "pred_boxes", "phrase_ids", "is_word", "text_padding")
         )
         truth = self.dataset.located(index)
         if len(truth.regions) != len(target["labels"]):
@@ -79,7 +79,7 @@ class GroundingEvaluator(SampleEvaluator):
         probabilities = logits.float().sigmoid()
         positive = target.get("positive_map")
         if positive is None:
-            positive = phrase_tokens(blocks, is_word, target["labels"])
+            positive = phrase_tokens(phrase_ids, is_word, target["labels"])
         ranks = []
         for region in np.unique(truth.regions):
             rows = np.flatnonzero(truth.regions == region)

@@ -37,15 +37,17 @@ from vitkit.structures import FeatureInfo
 from vitkit.text.prompt_tokens import prompt_layout
 
 
-class Text(NamedTuple):
+class EncodedPrompts(NamedTuple):
     """The encoded prompts of a batch."""
 
     features: Tensor
     """(B, T, d_model), the text encoder's, projected."""
     padding_mask: Tensor
     """(B, T) bool, True = padding."""
-    blocks: Tensor
-    """(B, T) int64, the phrase of each token, see `vitkit.text.prompt_tokens`."""
+    phrase_ids: Tensor
+    """(B, T) int64, the phrase of each token, see `PromptTokens`."""
+    is_word: Tensor
+    """(B, T) bool, see `PromptTokens`."""
 
 
 @HEADS.register
@@ -119,7 +121,7 @@ class GroundingDINOHead(QueryHead):
         features: Mapping[str, Tensor],
         padding_mask: Tensor | None = None,
         *,
-        text: Text,
+        text: EncodedPrompts,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box per query, and a logit for each of the text's tokens.
@@ -218,10 +220,10 @@ class FeatureEnhancer(nn.Module):
         self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, **image) for _ in range(num_layers))
         init_xavier(self.text_layers)
 
-    def forward(self, levels: Levels, text: Text) -> tuple[Tensor, Tensor]:
+    def forward(self, levels: Levels, text: EncodedPrompts) -> tuple[Tensor, Tensor]:
         """Return the encoded levels, (B, S, d_model), and the encoded text, (B, T, d_model)."""
         x, words = levels.tokens, text.features
-        masked, token_positions = prompt_layout(text.blocks)
+        masked, token_positions = prompt_layout(text.phrase_ids)
         # One number for all channels, so its code is twice as wide as that of a box's.
         text_positions = sine_positions_boxes(token_positions[..., None], 2 * words.shape[-1]).to(words.dtype)
         bias = mask_bias(masked, words.dtype)[:, None]

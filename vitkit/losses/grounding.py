@@ -34,7 +34,7 @@ class GroundingCriterion(SetCriterion):
     """
 
     mask_terms = ()
-    needs_outputs = ("blocks",)  # and those of `forward`, which are in `chunks` if prompts are read in parts
+    needs_outputs = ("phrase_ids",)  # and those of `forward`, which are in `chunks` if prompts are read in parts
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class GroundingCriterion(SetCriterion):
         Args:
             outputs: pred_logits (B, Q, T) for the tokens of each prompt; pred_boxes (B, Q, 4) cxcywh in 0..1;
                 text_padding (B, T) bool; optionally aux_outputs and training_outputs, see `SetCriterion`. Also the
-                prompts' `blocks` and `is_word`, see `vitkit.text.prompt_tokens`. Or those of the prompts' parts,
-                `chunks`, of which the losses are averaged.
+                prompts' `phrase_ids` and `is_word`, see `PromptTokens`. Or those of the prompts' parts, `chunks`, of
+                which the losses are averaged.
             targets: B targets, whose labels are numbers of the phrases in their prompts. One with a `positive_map`,
                 (N, up to T) bool, has its objects' tokens there, as in captions whose phrases overlap.
         Returns:
@@ -62,9 +62,11 @@ class GroundingCriterion(SetCriterion):
             DataError: a label is not one of the prompt's phrases, or a positive map does not fit the prompt.
         """
         if "chunks" in outputs:
-            chunks = [self(chunk, targets_of_part(targets, outputs["blocks"], chunk)) for chunk in outputs["chunks"]]
+            chunks = [
+                self(chunk, targets_of_part(targets, outputs["phrase_ids"], chunk)) for chunk in outputs["chunks"]
+            ]
             return {name: torch.stack([losses[name] for losses in chunks]).mean() for name in chunks[0]}
-        return super().forward(outputs, with_positive_maps(targets, outputs["blocks"], outputs["is_word"]))
+        return super().forward(outputs, with_positive_maps(targets, outputs["phrase_ids"], outputs["is_word"]))
 
     def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
@@ -89,16 +91,16 @@ class GroundingCriterion(SetCriterion):
 
 
 def targets_of_part(
-    targets: Sequence[DetectionTarget], blocks: Tensor, part: Mapping[str, Any]
+    targets: Sequence[DetectionTarget], phrase_ids: Tensor, part: Mapping[str, Any]
 ) -> list[DetectionTarget]:
     """Return the targets whose phrases are in one part of the prompts, labeled by their numbers in it.
 
     Args:
-        blocks: (B, T), of the whole prompts.
-        part: see `vitkit.text.prompt_tokens.PromptPart`.
+        phrase_ids: (B, T), of the whole prompts.
+        part: the outputs for `vitkit.text.prompt_tokens.PromptPart`.
     """
     chosen = []
-    for target, first, whole, own in zip(targets, part["first_phrase"], blocks, part["blocks"]):
+    for target, first, whole, own in zip(targets, part["first_phrase"], phrase_ids, part["phrase_ids"]):
         labels, numbers = target["labels"] - first, whole - first
         kept = (labels >= 0) & (labels <= own.max())
         of_part = {**target, "labels": labels[kept], "boxes_cxcywh": target["boxes_cxcywh"][kept]}
@@ -110,11 +112,13 @@ def targets_of_part(
     return chosen
 
 
-def with_positive_maps(targets: Sequence[DetectionTarget], blocks: Tensor, is_word: Tensor) -> list[DetectionTarget]:
+def with_positive_maps(
+    targets: Sequence[DetectionTarget], phrase_ids: Tensor, is_word: Tensor
+) -> list[DetectionTarget]:
     """Return targets with `positive_map`, (N, T) bool, the tokens of each object, and `num_phrases` of the prompt."""
-    counts = blocks.amax(1) + 1
+    counts = phrase_ids.amax(1) + 1
     described = []
-    for index, (target, of_token, words) in enumerate(zip(targets, blocks, is_word)):
+    for index, (target, of_token, words) in enumerate(zip(targets, phrase_ids, is_word)):
         tokens = target.get("positive_map")
         if tokens is None:
             tokens = phrase_tokens(of_token, words, target["labels"])

@@ -1,22 +1,23 @@
 """Grounding DINO: backbone, neck, text encoder, head (Liu et al. 2023, https://arxiv.org/abs/2303.05499)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.heads.grounding_dino import Text
+from vitkit.heads.grounding_dino import EncodedPrompts
 from vitkit.kernels import is_exporting
 from vitkit.models.base import Detector, attention_in, check_detections
+from vitkit.models.text_prompted import TextPrompted, TextReading
 from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, joined_detections, suppress_duplicates
 from vitkit.protocols.model import AttentionLayers, child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
-from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections
-from vitkit.text.prompt_tokens import phrase_tokens, split_prompts, words_and_padding
+from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections, PromptTokens
+from vitkit.text.prompt_tokens import PromptPart, phrase_tokens, split_prompts, words_and_padding
 from vitkit.text.prompts import (
     MAX_TOKENS,
     Caption,
@@ -31,21 +32,32 @@ from vitkit.text.prompts import (
 from vitkit.text.vocabulary import Vocabulary
 
 
+class EncodedText(NamedTuple):
+    """What is looked for in the images of a batch, encoded."""
+
+    phrase_ids: Tensor
+    """(B, S), of the whole prompts, see `PromptTokens`."""
+    parts: Sequence[tuple[EncodedPrompts, Tensor]]
+    """The parts in which the prompts are read, and the number of the first phrase of each, (B,), see `PromptPart`."""
+    captions: Sequence[tuple[EncodedCaption, float]] | None = None
+    """The captions that the prompts are made of, with their thresholds; None for phrases."""
+
+
 @MODELS.register
-class GroundingDINO(Detector):
+class GroundingDINO(TextPrompted, Detector):
     """A detector that finds what the phrases of a text name: the label of a detection is the number of its phrase.
 
-    In training, a batch's `inputs` have `tokens`, `blocks` and `is_word` (see `vitkit.text.prompt_tokens`, and
-    `vitkit.text.prompts`, which makes them), and the labels of its targets are numbers of the image's phrases. An
-    image's prompt may have any phrases, also such that it does not show. In evaluation it may be of any length: its
-    parts are read one after the other, from maps of the image that the backbone computes once.
+    In training, a batch's `inputs` have `prompt` (see `PromptTokens`, and `vitkit.text.prompts`, which makes them), and
+    the labels of its targets are numbers of the image's phrases. An image's prompt may have any phrases, also such that
+    it does not show. In evaluation it may be of any length: its parts are read one after the other, from maps of the
+    image that the backbone computes once.
 
     Args:
         backbone, neck, head: spec or module.
         text_encoder: spec or module, registered in TEXT_ENCODERS.
-        target_vocabulary: the vocabulary that prompts are tokenized with; a run sets its dataset's.
-        tokenizer: where the vocabulary is found if none is given: "bert-base-uncased", or the path of its file or
-            folder; see `vitkit.weights.tokenizer_files.find_tokenizer`.
+        tokenizer: the vocabulary that prompts are tokenized with, of which a run sets its dataset's; or where it is
+            found, for whoever builds the model: "bert-base-uncased", or the path of its file or folder, see
+            `vitkit.weights.tokenizer_files.find_tokenizer`.
         max_tokens: the largest number of tokens that are read at once, which is also the number of label embeddings of
             denoising queries by place.
         chunk_size: in evaluation, the largest number of phrases that are read at once; None: as many as `max_tokens`
@@ -57,7 +69,6 @@ class GroundingDINO(Detector):
         ConfigError: a number is out of range; see `DensePredictionModel`.
     """
 
-    takes = ("images", "text")
     class_activation = "sigmoid"
     score_threshold = 0.35  # of boxes, in the original's demo
 
@@ -68,8 +79,7 @@ class GroundingDINO(Detector):
         head: Spec | nn.Module,
         text_encoder: Spec | nn.Module,
         *,
-        target_vocabulary: Vocabulary | None = None,
-        tokenizer: str | None = None,
+        tokenizer: Vocabulary | str | None = None,
         max_tokens: int = MAX_TOKENS,
         chunk_size: int | None = None,
         num_queries: int = 900,
@@ -87,14 +97,14 @@ class GroundingDINO(Detector):
         )
         check_detections(num_detections, nms_iou)
         stated = isinstance(text_encoder, Mapping) and "vocabulary_size" in text_encoder
-        known = target_vocabulary is not None and not stated
-        size = {"vocabulary_size": max(target_vocabulary.numbers) + 1} if known else {}
+        self.vocabulary = None if isinstance(tokenizer, str) else tokenizer
+        known = self.vocabulary is not None and not stated
+        size = {"vocabulary_size": max(self.vocabulary.numbers) + 1} if known else {}
         self.text_encoder = TEXT_ENCODERS.build(text_encoder, **size)
         self.text_projection = nn.Linear(self.text_encoder.d_model, self.head.d_model)
         nn.init.xavier_uniform_(self.text_projection.weight)
         nn.init.zeros_(self.text_projection.bias)
         self.add_training_queries(training_queries, num_classes=max_tokens)
-        self.vocabulary, self.tokenizer = target_vocabulary, tokenizer
         self.max_tokens, self.chunk_size = max_tokens, chunk_size
         self.num_detections, self.nms_iou = num_detections, nms_iou
 
@@ -104,8 +114,8 @@ class GroundingDINO(Detector):
         fusion = [layer.attn for layer in child(encoder, "fusion_layers")]
         return super().attention_layers()._replace(prompt=attention_in(decoder, "text_attn"), fusion=fusion)
 
-    def encode(self, texts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Return `tokens`, `blocks` and `is_word`, (B, T), of a text for each image.
+    def tokenize(self, texts: Sequence[Prompt]) -> PromptTokens:
+        """Return the tokens of a text for each image.
 
         Raises:
             ConfigError: the model has no vocabulary.
@@ -116,43 +126,48 @@ class GroundingDINO(Detector):
         encoded = {phrases: encode_phrases(vocabulary, phrases, max_tokens=None) for phrases in set(prompts)}
         return collate_prompts([encoded[phrases] for phrases in prompts])
 
-    def _encode_caption(self, caption: Caption) -> EncodedCaption:
+    def _tokenize_caption(self, caption: Caption) -> EncodedCaption:
         return encode_caption(self._known_vocabulary(), caption.text, max_tokens=self.max_tokens)
 
     def _known_vocabulary(self) -> Vocabulary:
         if self.vocabulary is None:
             raise ConfigError(
                 "GroundingDINO has no vocabulary to read a text with. Set model.tokenizer to bert-base-uncased or "
-                "to the folder of its files and load the model (vitkit.load), or give tokens and blocks."
+                "to the folder of its files and load the model (vitkit.load), or give tokens and phrase_ids."
             )
         return self.vocabulary
 
-    def prompt_phrases(self, text: Prompt | Caption) -> list[str]:
-        """Return the phrases of a text, the classes of what is detected; see `Model`."""
-        if isinstance(text, Caption):
-            self._encode_caption(text)
-            return []
-        split_prompts(**self.encode([text]), max_tokens=self.max_tokens)
-        return split_phrases(text)
-
-    def prompt_words(self, text: Prompt) -> list[str]:
-        """Return the tokens of a text's phrases as text: the columns of `pred_logits`."""
+    def read_text(self, text: Prompt | Caption) -> TextReading:
+        """Return the phrases of a text and its tokens as text; see `TextPrompted`."""
+        captions = [(self._tokenize_caption(text), text.threshold)] if isinstance(text, Caption) else None
+        prompt = self.tokenize([text]) if captions is None else collate_prompts([captions[0][0].prompt])
+        split_prompts(prompt, max_tokens=self.max_tokens)
         vocabulary = self._known_vocabulary()
-        tokens = encode_phrases(vocabulary, split_phrases(text), max_tokens=self.max_tokens).tokens
         ids = {number: index for index, number in reversed(list(enumerate(vocabulary.numbers)))}
-        return vocabulary.token_texts([ids[number] for number in tokens])
+        return TextReading(
+            split_phrases(text) if captions is None else [],
+            vocabulary.token_texts([ids[number] for number in prompt.tokens[0].tolist()]),
+            prompt.phrase_ids.masked_fill(~prompt.is_word, -1)[0].tolist(),
+            (prompt, captions),
+        )
 
-    def phrases_of_words(self, prompt: Prompt) -> list[int]:
-        """Return for each token the number of its phrase; -1 for a dot, and for the first and the last token."""
-        encoded = self.encode([prompt])
-        return encoded["blocks"].masked_fill(~encoded["is_word"], -1)[0].tolist()
+    def text_parts(self) -> Sequence[nn.Module]:
+        """Return the text encoder and its projection."""
+        return self.text_encoder, self.text_projection
+
+    def encode_text(self, reading: TextReading, num_images: int, device: torch.device) -> EncodedText:
+        """Return a text, encoded for so many images."""
+        prompt, captions = reading.tokens
+        # A row for each image, which rounds as if it was encoded together with them.
+        repeated = PromptTokens(*(field.to(device).repeat(num_images, 1) for field in prompt))
+        return self._encode(repeated, None if captions is None else captions * num_images)
 
     def example_prompts(self, batch_size: int) -> dict[str, Any]:
         """Return prompts as long as that of COCO's 80 classes in BERT's tokens, 195, or as `max_tokens` holds."""
         lengths = ([3] * 33 + [2] * 47)[: max(1, (self.max_tokens - 2) // 3)]  # with the dot
-        blocks = [-1, *(phrase for phrase, length in enumerate(lengths) for _ in range(length)), -1]
-        blocks = torch.tensor([blocks]).expand(batch_size, -1)
-        return {"tokens": torch.ones_like(blocks), "blocks": blocks, "is_word": words_and_padding(blocks)[0]}
+        phrase_ids = [-1, *(phrase for phrase, length in enumerate(lengths) for _ in range(length)), -1]
+        phrase_ids = torch.tensor([phrase_ids]).expand(batch_size, -1)
+        return {"prompt": PromptTokens(torch.ones_like(phrase_ids), phrase_ids, words_and_padding(phrase_ids)[0])}
 
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each phrase for each query, see `phrase_scores`.
@@ -165,28 +180,42 @@ class GroundingDINO(Detector):
                 f"text: {num_classes} phrases are read in {len(outputs['chunks'])} parts, of which each has its own "
                 "queries. Give fewer phrases at a time."
             )
-        return phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
+        return phrase_scores(outputs["pred_logits"], outputs["phrase_ids"], outputs["is_word"])
 
-    def encode_text(self, tokens: Tensor, blocks: Tensor) -> Text:
-        """Encode prompts, which does not depend on the images: `tokens` and `blocks` are (B, T)."""
-        return Text(self.text_projection(self.text_encoder(tokens, blocks)), tokens == PAD, blocks)
+    def encode_prompts(self, prompt: PromptTokens) -> EncodedPrompts:
+        """Encode prompts, which does not depend on the images."""
+        tokens, phrase_ids, is_word = prompt
+        features = self.text_projection(self.text_encoder(tokens, phrase_ids))
+        return EncodedPrompts(features, tokens == PAD, phrase_ids, is_word)
+
+    def _encode(
+        self, prompt: PromptTokens, captions: Sequence[tuple[EncodedCaption, float]] | None = None
+    ) -> EncodedText:
+        """Encode prompts, in parts if they are long."""
+        is_long = self.chunk_size is not None or prompt.shape[1] > self.max_tokens
+        if is_long and not is_exporting():
+            max_phrases = None if captions else self.chunk_size
+            parts = split_prompts(prompt, max_tokens=self.max_tokens, max_phrases=max_phrases)
+        else:
+            parts = [PromptPart(prompt, prompt.tokens.new_zeros(len(prompt.tokens)))]
+        encoded = [(self.encode_prompts(part.prompt), part.first_phrase) for part in parts]
+        return EncodedText(prompt.phrase_ids, encoded, captions)
 
     def forward(
         self,
         images: Tensor,
         padding_mask: Tensor | None = None,
-        tokens: Tensor | None = None,
-        blocks: Tensor | None = None,
-        is_word: Tensor | None = None,
+        prompt: PromptTokens | None = None,
         *,
-        text: Sequence[Prompt | Caption] | None = None,
+        text: Sequence[Prompt | Caption] | EncodedText | None = None,
         targets: Sequence[DetectionTarget] | None = None,
     ) -> dict[str, Any]:
         """Predict a box per query, and a logit for each token of the image's prompt.
 
         Args:
-            tokens, blocks, is_word: (B, T), the prompts, see `vitkit.text.prompt_tokens`.
-            text: in their place the prompts as text or phrases; or a caption for each image, not in training.
+            prompt: (B, T), the prompts.
+            text: in its place the prompts as text or phrases; or, not in training, a caption for each image, or what
+                `encode_text` returned for them.
             targets: only in training, see `uses_targets`.
         Returns:
             the head's outputs:
@@ -195,64 +224,59 @@ class GroundingDINO(Detector):
             aux_outputs: the same two for each decoder layer but the last, first layer first.
             training_outputs: of the first stage, and of training queries if there are any: a list, see `QuerySet`.
             text_padding: (B, T) bool, True = padding.
-            and the prompts' `blocks` and `is_word`; `captions` if these are given.
-            If the prompts are read in parts, there are only `blocks` and `chunks`, a list with the outputs of each part
-            and its `first_phrase`, see `split_prompts`.
+            and the prompts' `phrase_ids` and `is_word`; `captions` if these are given.
+            If the prompts are read in parts, there are only `phrase_ids` and `chunks`, a list with the outputs of each
+            part and its `first_phrase`, see `split_prompts`.
         Raises:
-            ConfigError: there is neither text nor tokens, or one of the three is missing.
+            ConfigError: there is neither text nor a prompt.
             DataError: a text is not a prompt, or a prompt is too long.
         """
         captions = None
-        if tokens is None:
+        if prompt is None and not isinstance(text, EncodedText):
             if text is None:
                 raise ConfigError("GroundingDINO looks for what a text names, and has none: give text or tokens.")
             if isinstance(text[0], Caption):
-                captions = [(self._encode_caption(caption), caption.threshold) for caption in text]
-                encoded = collate_prompts([caption.prompt for caption, _ in captions])
+                captions = [(self._tokenize_caption(caption), caption.threshold) for caption in text]
+                prompt = collate_prompts([caption.prompt for caption, _ in captions])
             else:
-                encoded = self.encode(text)
-            tokens, blocks, is_word = (x.to(images.device) for x in encoded.values())
-        if blocks is None or is_word is None:
-            raise ConfigError("GroundingDINO: got tokens without blocks or is_word; expected all three of a prompt.")
+                prompt = self.tokenize(text)
+            prompt = prompt.to(images.device)
         images, padding_mask = self.prepare(images, padding_mask)
         if self.training:
-            if tokens.shape[1] > self.max_tokens:
-                raise DataError(
-                    f"a prompt has {tokens.shape[1]} tokens, and the model trains with at most {self.max_tokens}. Set "
-                    f"data.prompts.max_tokens={self.max_tokens}, so that each image's prompt has fewer negatives."
-                )
-            features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
-            return self._read(features, padding_mask, tokens, blocks, is_word, targets)
-        parts = [(tokens, blocks, is_word)]
-        is_long = self.chunk_size is not None or tokens.shape[1] > self.max_tokens
-        if is_long and not is_exporting():
-            limits = dict(max_tokens=self.max_tokens, max_phrases=None if captions else self.chunk_size)
-            parts = split_prompts(tokens, blocks, is_word, **limits)
+            return self._train(images, padding_mask, prompt, targets)
+        encoded = self._encode(prompt, captions) if prompt is not None else text
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
-        outputs = [self._read(features, padding_mask, *part[:3]) for part in parts]
+        outputs = [
+            self.head(features, padding_mask, text=part) | {"phrase_ids": part.phrase_ids, "is_word": part.is_word}
+            for part, _ in encoded.parts
+        ]
         if len(outputs) > 1:
-            chunks = [one | {"first_phrase": part.first_phrase} for one, part in zip(outputs, parts)]
-            return {"blocks": blocks, "chunks": chunks}
-        return outputs[0] if captions is None else outputs[0] | {"captions": captions}
+            chunks = [one | {"first_phrase": first} for one, (_, first) in zip(outputs, encoded.parts)]
+            return {"phrase_ids": encoded.phrase_ids, "chunks": chunks}
+        return outputs[0] if encoded.captions is None else outputs[0] | {"captions": encoded.captions}
 
-    def _read(
+    def _train(
         self,
-        features: Mapping[str, Tensor],
+        images: Tensor,
         padding_mask: Tensor | None,
-        tokens: Tensor,
-        blocks: Tensor,
-        is_word: Tensor,
-        targets: Sequence[DetectionTarget] | None = None,
+        prompt: PromptTokens,
+        targets: Sequence[DetectionTarget] | None,
     ) -> dict[str, Any]:
-        """Return the outputs of `forward` for the neck's maps and prompts."""
-        text = self.encode_text(tokens, blocks)
+        """Return the outputs of `forward` for prepared images in training."""
+        if prompt.shape[1] > self.max_tokens:
+            raise DataError(
+                f"a prompt has {prompt.shape[1]} tokens, and the model trains with at most {self.max_tokens}. Set "
+                f"data.prompts.max_tokens={self.max_tokens}, so that each image's prompt has fewer negatives."
+            )
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+        text = self.encode_prompts(prompt)
         if targets is None:
             outputs = self.head(features, padding_mask, text=text)
         else:
-            described = with_phrase_features(targets, text, is_word)
+            described = with_phrase_features(targets, text)
             added = training_queries_of(self.training_queries.values(), described)
             outputs = added.separate(self.head(features, padding_mask, text=text, added=added), self.head)
-        return outputs | {"blocks": blocks, "is_word": is_word}
+        return outputs | {"phrase_ids": prompt.phrase_ids, "is_word": prompt.is_word}
 
     def detections(self, outputs: Mapping[str, Any]) -> BatchDetections:
         """Return the best pairs of a query and a phrase, best first; a query may be returned with several phrases.
@@ -269,7 +293,7 @@ class GroundingDINO(Detector):
                 part._replace(labels=part.labels + first[:, None], queries=part.queries + index * count)
                 for index, (part, first) in enumerate(zip(parts, firsts))
             )
-        scores = phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
+        scores = phrase_scores(outputs["pred_logits"], outputs["phrase_ids"], outputs["is_word"])
         best = best_scores(scores, outputs["pred_boxes"], self.num_detections)
         return suppress_duplicates(best, self.nms_iou)
 
@@ -281,7 +305,7 @@ class GroundingDINO(Detector):
         if "captions" in outputs:
             return self._named(outputs, image_sizes)
         results = in_pixels(self.detections(outputs), image_sizes)
-        counts = (outputs["blocks"].amax(1) + 1).tolist()
+        counts = (outputs["phrase_ids"].amax(1) + 1).tolist()
         kept = [result["labels"] < count for result, count in zip(results, counts)]
         return [{name: value[rows] for name, value in result.items()} for result, rows in zip(results, kept)]
 
@@ -299,26 +323,27 @@ class GroundingDINO(Detector):
         return results
 
 
-def phrase_scores(logits: Tensor, blocks: Tensor, is_word: Tensor, phrases: Tensor | None = None) -> Tensor:
+def phrase_scores(logits: Tensor, phrase_ids: Tensor, is_word: Tensor, phrases: Tensor | None = None) -> Tensor:
     """Return the mean probability of each phrase's tokens, (B, Q, P) float32; 0 for phrases that an image lacks.
 
     Args:
         logits: (B, Q, T).
-        blocks, is_word: (B, T), see `vitkit.text.prompt_tokens`.
+        phrase_ids, is_word: (B, T), see `PromptTokens`.
         phrases: (B, P) numbers of phrases; None: those of the prompt with the most of them.
     """
     if phrases is None:
-        phrases = torch.arange(int(blocks.max()) + 1, device=blocks.device).expand(len(blocks), -1)
-    tokens = phrase_tokens(blocks, is_word, phrases).float()
+        phrases = torch.arange(int(phrase_ids.max()) + 1, device=phrase_ids.device).expand(len(phrase_ids), -1)
+    tokens = phrase_tokens(phrase_ids, is_word, phrases).float()
     return logits.float().sigmoid() @ (tokens / tokens.sum(-1, keepdim=True).clamp(min=1)).mT
 
 
-def with_phrase_features(targets: Sequence[DetectionTarget], text: Text, is_word: Tensor) -> list[DetectionTarget]:
+def with_phrase_features(targets: Sequence[DetectionTarget], text: EncodedPrompts) -> list[DetectionTarget]:
     """Return targets with `phrase_features`, (P, d_model): the mean of the encoded tokens of each of the image's
     phrases, which `TextDenoising` reads."""
     described = []
-    for target, features, blocks, words in zip(targets, text.features, text.blocks, is_word):
-        tokens = phrase_tokens(blocks, words, torch.arange(int(blocks.max()) + 1, device=blocks.device)).float()
+    for target, features, _, phrase_ids, words in zip(targets, *text):
+        numbers = torch.arange(int(phrase_ids.max()) + 1, device=phrase_ids.device)
+        tokens = phrase_tokens(phrase_ids, words, numbers).float()
         means = (tokens / tokens.sum(-1, keepdim=True).clamp(min=1)).to(features.dtype) @ features
         described.append({**target, "phrase_features": means})
     return described

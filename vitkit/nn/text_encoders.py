@@ -67,16 +67,16 @@ class TransformerTextEncoder(nn.Module):
         """Set training mode; a frozen encoder stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 
-    def forward(self, tokens: Tensor, blocks: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, phrase_ids: Tensor) -> Tensor:
         """Encode prompts.
 
         Args:
             tokens: (B, T) int64.
-            blocks: (B, T) int64, the phrase of each token, see `vitkit.text.prompt_tokens`.
+            phrase_ids: (B, T) int64, the phrase of each token, see `PromptTokens`.
         Returns:
             (B, T, d_model).
         """
-        masked, positions = prompt_layout(blocks)
+        masked, positions = prompt_layout(phrase_ids)
         x = self.positions(self.embedding(tokens), positions=positions)
         return self.encoder(x, bias=mask_bias(masked, x.dtype)[:, None])
 

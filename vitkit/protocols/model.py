@@ -84,8 +84,9 @@ class Model(nn.Module):
 
     takes: Sequence[Literal["images", "text", "source", "tokens"]] = ("images",)
     """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "text", a list with
-    what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
-    text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
+    what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption` (such a model is also a
+    `vitkit.models.text_prompted.TextPrompted`); "source", the tokens of a text that another is written from; "tokens",
+    those of a text that is continued or whose masks are filled."""
     returns: Sequence[
         Literal[
             "boxes_xyxy",
@@ -193,28 +194,6 @@ class Model(nn.Module):
     def attention_layers(self) -> AttentionLayers:
         """Return where its attention lies; none by default, besides that of its backbone."""
         return AttentionLayers()
-
-    def prompt_words(self, text: Any) -> list[str]:
-        """Return the words of a text to look for as the model reads them: the columns of its `pred_logits`
-        (B, Q, words), a sigmoid each, and of its attention to the prompt."""
-        return str(text).split()
-
-    def prompt_phrases(self, text: Any) -> list[str]:
-        """Return what a text names, the classes of what is detected: its words, if the model has no phrases; nothing,
-        if they differ from image to image, as for a caption.
-
-        Raises:
-            DataError: the model cannot read the text.
-        """
-        return self.prompt_words(text)
-
-    def phrases_of_words(self, prompt: str) -> list[int]:
-        """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
-        return list(range(len(self.prompt_words(prompt))))
-
-    def example_prompts(self, batch_size: int) -> dict[str, Any]:
-        """Return the inputs, besides images, with which the costs of a model that takes a prompt are counted."""
-        return {"text": ["a person. a red car. a dog."] * batch_size}
 
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.

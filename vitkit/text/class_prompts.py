@@ -4,13 +4,13 @@ One step makes them, when a batch is complete and before it is collated, since a
 
     a sample with classes           `labels` are classes; its phrases are drawn, and labels become their numbers
     a sample with `phrases`         those of its target, as in captions; `labels` already number them
-    either                          inputs `tokens`, `blocks` and `is_word`, and `targets["phrases"]`
+    either                          the input `prompt`, see `PromptTokens`, and `targets["phrases"]`
 
 A dataset of the second kind also implements `Dataset.phrases`, from which a vocabulary may be learned.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import torch
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest
-from vitkit.structures import Batch, DetectionTarget, Sample, describe_image
+from vitkit.structures import Batch, DetectionTarget, PromptTokens, Sample, describe_image
 from vitkit.text.prompts import (
     MAX_TOKENS,
     SEPARATOR,
@@ -141,8 +141,8 @@ class PromptStep:
         if "phrases" in sample["target"]:
             self._of_phrases(sample["target"], describe_image(0, sample["target"]))
 
-    def __call__(self, samples: Sequence[Sample], seeds: Sequence[int]) -> tuple[list[Sample], dict[str, Any]]:
-        """Return the samples with phrases, and `tokens`, `blocks` and `is_word` of their prompts, (B, T).
+    def __call__(self, samples: Sequence[Sample], seeds: Sequence[int]) -> tuple[list[Sample], PromptTokens]:
+        """Return the samples with phrases, and the tokens of their prompts.
 
         Args:
             seeds: the seed of each sample; prompts depend on nothing else that is random.
@@ -248,7 +248,7 @@ class PromptStep:
                     f"{where}: the spans {list(of_object)} hold no token of the phrase {phrases[label]!r:.100}; "
                     "expected characters [begin, end) in it."
                 )
-            start = prompt.blocks.index(int(number_of[label]))
+            start = prompt.phrase_ids.index(int(number_of[label]))
             row[start : start + len(named)] = torch.tensor(named)
         return positive
 
@@ -271,7 +271,7 @@ def _with_labels(target: DetectionTarget, labels: np.ndarray) -> DetectionTarget
 
 def collate_prompted(step: PromptStep, samples: Sequence[Sample], seeds: Sequence[int]) -> Batch:
     """Return a batch of samples with prompts."""
-    samples, inputs = step(samples, seeds)
+    samples, prompt = step(samples, seeds)
     batch = Batch.collate(samples)
-    batch.inputs |= inputs
+    batch.inputs["prompt"] = prompt
     return batch

@@ -1,10 +1,4 @@
-"""Prompts as tensors: which tokens form a phrase, which of them see each other, and where they stand in it.
-
-A prompt is a list of phrases, each of which ends with a separator: "[CLS] a cat . dog . [SEP]". Its tokens have
-    blocks: (B, S) int64, the number of each token's phrase, counted from 0; -1 for tokens outside of phrases: the first
-        and the last token, and padding. The separator belongs to its phrase.
-    is_word: (B, S) bool, whether a token is one of its phrase's own, and not its separator.
-"""
+"""Which tokens of prompts form a phrase, which of them see each other, and where they stand in it."""
 
 from typing import NamedTuple
 
@@ -13,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import DataError
-from vitkit.structures import PAD
+from vitkit.structures import PAD, PromptTokens
 
 
 class PromptLayout(NamedTuple):
@@ -26,64 +20,60 @@ class PromptLayout(NamedTuple):
     """(B, S) int64, the place of a token in its phrase, counted from 0; 0 outside of phrases."""
 
 
-def prompt_layout(blocks: Tensor) -> PromptLayout:
+def prompt_layout(phrase_ids: Tensor) -> PromptLayout:
     """Return the mask and the positions of prompts, (B, S), which depend on no other prompt in the batch."""
-    same = (blocks[:, :, None] == blocks[:, None, :]) & (blocks >= 0)[:, None, :]
-    index = torch.arange(blocks.shape[1], device=blocks.device)
+    same = (phrase_ids[:, :, None] == phrase_ids[:, None, :]) & (phrase_ids >= 0)[:, None, :]
+    index = torch.arange(phrase_ids.shape[1], device=phrase_ids.device)
     positions = (same & (index < index[:, None])).sum(-1)
     return PromptLayout(masked=~(same | (index == index[:, None])), positions=positions)
 
 
-def phrase_tokens(blocks: Tensor, is_word: Tensor, phrases: Tensor) -> Tensor:
+def phrase_tokens(phrase_ids: Tensor, is_word: Tensor, phrases: Tensor) -> Tensor:
     """Return which tokens are those of each phrase.
 
     Args:
-        blocks, is_word: (..., S).
+        phrase_ids, is_word: (..., S).
         phrases: (..., P) int64, numbers of phrases.
     Returns:
         (..., P, S) bool.
     """
-    return (blocks[..., None, :] == phrases[..., None]) & is_word[..., None, :]
+    return (phrase_ids[..., None, :] == phrases[..., None]) & is_word[..., None, :]
 
 
-def words_and_padding(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def words_and_padding(phrase_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return `is_word`, and which tokens are padding, (B, S) bool, of prompts whose phrases end with a separator."""
-    is_inside = blocks >= 0
-    index = torch.arange(blocks.shape[1], device=blocks.device)
+    is_inside = phrase_ids >= 0
+    index = torch.arange(phrase_ids.shape[1], device=phrase_ids.device)
     end = (index * is_inside).amax(1, keepdim=True) + 1  # the last token, after the last separator
-    following = F.pad(blocks[:, 1:], (0, 1), value=-1)
-    return is_inside & (following == blocks), index > end
+    following = F.pad(phrase_ids[:, 1:], (0, 1), value=-1)
+    return is_inside & (following == phrase_ids), index > end
 
 
 class PromptPart(NamedTuple):
     """Consecutive phrases of each prompt of a batch, as prompts of their own; of a prompt that has no more, only its
     ends."""
 
-    tokens: Tensor
-    """(B, T), padded to the longest."""
-    blocks: Tensor
-    """(B, T), counted from the part's first phrase."""
-    is_word: Tensor
-    """(B, T)."""
+    prompt: PromptTokens
+    """(B, T), padded to the longest; phrases are counted from the part's first one."""
     first_phrase: Tensor
     """(B,) int64, the number of the part's first phrase in its prompt."""
 
 
-def split_prompts(
-    tokens: Tensor, blocks: Tensor, is_word: Tensor, *, max_tokens: int, max_phrases: int | None = None
-) -> list[PromptPart]:
-    """Split prompts, (B, S), between phrases into as few parts as hold them.
+def split_prompts(prompt: PromptTokens, *, max_tokens: int, max_phrases: int | None = None) -> list[PromptPart]:
+    """Split prompts between phrases into as few parts as hold them.
 
     Args:
-        tokens: (B, S) int64 of which `PAD` is padding.
         max_tokens: the largest number of tokens of a part, its first and last included.
         max_phrases: the largest number of its phrases; None: any.
     Raises:
         DataError: a single phrase has too many tokens.
     """
-    count, capacity = blocks.amax(1, keepdim=True) + 1, max_tokens - 2
-    lengths = torch.zeros(len(blocks), int(count.max()) + 1, dtype=torch.int64, device=blocks.device)
-    lengths = lengths.scatter_add_(1, blocks + 1, torch.ones_like(blocks))[:, 1:]  # of tokens outside of phrases first
+    tokens, phrase_ids, is_word = prompt
+    count, capacity = phrase_ids.amax(1, keepdim=True) + 1, max_tokens - 2
+    lengths = torch.zeros(len(phrase_ids), int(count.max()) + 1, dtype=torch.int64, device=phrase_ids.device)
+    lengths = lengths.scatter_add_(1, phrase_ids + 1, torch.ones_like(phrase_ids))[
+        :, 1:
+    ]  # of tokens outside of phrases first
     if (lengths > capacity).any():
         _, phrase = (lengths > capacity).nonzero()[0].tolist()
         raise DataError(
@@ -97,9 +87,9 @@ def split_prompts(
         last = torch.searchsorted(ends, before + capacity, right=True).minimum(count)
         if max_phrases is not None:
             last = last.minimum(first + max_phrases)
-        kept = ((blocks >= first) & (blocks < last)) | ((blocks < 0) & (tokens != PAD))
+        kept = ((phrase_ids >= first) & (phrase_ids < last)) | ((phrase_ids < 0) & (tokens != PAD))
         order = (~kept).long().argsort(dim=1, stable=True)[:, : int(kept.sum(1).max())]
-        fields = (tokens.where(kept, PAD), (blocks - first).where(kept & (blocks >= 0), -1), is_word & kept)
-        parts.append(PromptPart(*(field.gather(1, order) for field in fields), first[:, 0]))
+        fields = (tokens.where(kept, PAD), (phrase_ids - first).where(kept & (phrase_ids >= 0), -1), is_word & kept)
+        parts.append(PromptPart(PromptTokens(*(field.gather(1, order) for field in fields)), first[:, 0]))
         first = last
     return parts

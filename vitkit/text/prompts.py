@@ -10,13 +10,13 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.structures import BOS, EOS, PAD, UNK
+from vitkit.structures import BOS, EOS, PAD, UNK, PromptTokens
 from vitkit.text.vocabulary import Vocabulary, normalize_text
 
 logger = logging.getLogger("vitkit")
@@ -32,10 +32,10 @@ Prompt = str | Sequence[str]
 
 
 class EncodedPrompt(NamedTuple):
-    """The tokens of one prompt; fields as in `vitkit.text.prompt_tokens`."""
+    """The tokens of one prompt; fields as in `PromptTokens`."""
 
     tokens: list[int]
-    blocks: list[int]
+    phrase_ids: list[int]
     is_word: list[bool]
 
 
@@ -60,7 +60,7 @@ class Caption:
 
 
 class EncodedCaption(NamedTuple):
-    """The tokens of a caption, whose blocks are its sentences."""
+    """The tokens of a caption, whose phrases are its sentences."""
 
     prompt: EncodedPrompt
     words: list[str]
@@ -111,32 +111,32 @@ def encode_phrases(
     phrases, numbers = list(phrases), vocabulary.numbers
     separator, *encoded = vocabulary.encode_all([SEPARATOR, *phrases])
     _check_separator(vocabulary, separator)
-    tokens, blocks, is_word = [numbers[BOS]], [-1], [False]
-    for block, (phrase, ids) in enumerate(zip(phrases, encoded)):
+    tokens, phrase_ids, is_word = [numbers[BOS]], [-1], [False]
+    for phrase_id, (phrase, ids) in enumerate(zip(phrases, encoded)):
         if not ids or set(ids) == {UNK}:
             raise DataError(f"prompt: the tokenizer knows no piece of the phrase {phrase!r}. Use words that it knows.")
         _warn_of_letters(vocabulary, phrase, ids)
         tokens += [numbers[index] for index in (*ids, *separator)]
-        blocks += [block] * (len(ids) + 1)
+        phrase_ids += [phrase_id] * (len(ids) + 1)
         is_word += [True] * len(ids) + [False]
-    tokens, blocks, is_word = [*tokens, numbers[EOS]], [*blocks, -1], [*is_word, False]
+    tokens, phrase_ids, is_word = [*tokens, numbers[EOS]], [*phrase_ids, -1], [*is_word, False]
     if max_tokens is not None and len(tokens) > max_tokens:
         raise DataError(
             f"prompt: {len(phrases)} phrases have {len(tokens)} tokens; the model takes {max_tokens}. Give fewer "
             "phrases at a time."
         )
-    return EncodedPrompt(tokens, blocks, is_word)
+    return EncodedPrompt(tokens, phrase_ids, is_word)
 
 
 def join_prompts(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
     """Return the prompt of the phrases of several, of at least one."""
-    tokens, blocks, is_word = prompts[0].tokens[:1], [-1], [False]
+    tokens, phrase_ids, is_word = prompts[0].tokens[:1], [-1], [False]
     for prompt in prompts:
-        first = blocks[-1] + 1
+        first = phrase_ids[-1] + 1
         tokens += prompt.tokens[1:-1]
-        blocks += [first + block for block in prompt.blocks[1:-1]]
+        phrase_ids += [first + phrase_id for phrase_id in prompt.phrase_ids[1:-1]]
         is_word += prompt.is_word[1:-1]
-    return EncodedPrompt([*tokens, *prompts[0].tokens[-1:]], [*blocks, -1], [*is_word, False])
+    return EncodedPrompt([*tokens, *prompts[0].tokens[-1:]], [*phrase_ids, -1], [*is_word, False])
 
 
 def spanned_tokens(vocabulary: Vocabulary, phrase: str, spans: Iterable[tuple[int, int]]) -> list[bool]:
@@ -170,7 +170,7 @@ def encode_caption(vocabulary: Vocabulary, text: str, *, max_tokens: int = MAX_T
     separator, *encoded = vocabulary.encode_all([SEPARATOR, *pieces])
     _check_separator(vocabulary, separator)
     numbers = vocabulary.numbers
-    tokens, blocks, word_of, words, sentences, known = [numbers[BOS]], [-1], [-1], [], [], False
+    tokens, phrase_ids, word_of, words, sentences, known = [numbers[BOS]], [-1], [-1], [], [], False
     sentence = 0
     for piece, ids in zip(pieces, encoded):
         is_word, is_end = piece not in string.punctuation, piece in _ENDS
@@ -181,19 +181,19 @@ def encode_caption(vocabulary: Vocabulary, text: str, *, max_tokens: int = MAX_T
             sentences.append(sentence)
             known = known or not set(ids) <= {UNK}
         tokens += [numbers[index] for index in ids]
-        blocks += [sentence] * len(ids)
+        phrase_ids += [sentence] * len(ids)
         word_of += [len(words) - 1 if is_word else -1] * len(ids)
         sentence += is_end
     if not known:
         what = "the tokenizer knows no word of it" if words else "it has no word"
         raise DataError(f"text: {text!r:.100}: {what}. Write what to look for, as in 'a dog chases the red ball'.")
     _warn_of_letters(vocabulary, text, [index for ids in encoded for index in ids])
-    tokens, blocks, word_of = [*tokens, numbers[EOS]], [*blocks, -1], [*word_of, -1]
+    tokens, phrase_ids, word_of = [*tokens, numbers[EOS]], [*phrase_ids, -1], [*word_of, -1]
     if len(tokens) > max_tokens:
         raise DataError(
             f"text: the caption has {len(tokens)} tokens; the model takes {max_tokens}. Give its sentences one by one."
         )
-    prompt = EncodedPrompt(tokens, blocks, [word >= 0 for word in word_of])
+    prompt = EncodedPrompt(tokens, phrase_ids, [word >= 0 for word in word_of])
     return EncodedCaption(prompt, words, sentences, word_of)
 
 
@@ -246,12 +246,11 @@ def _warn_of_letters(vocabulary: Vocabulary, phrase: str, ids: Sequence[int]) ->
         )
 
 
-def collate_prompts(prompts: Sequence[EncodedPrompt]) -> dict[str, Tensor]:
-    """Return the prompts of a batch, padded to the longest: `tokens`, `blocks` and `is_word`, (B, T)."""
+def collate_prompts(prompts: Sequence[EncodedPrompt]) -> PromptTokens:
+    """Return the prompts of a batch, padded to the longest."""
     length = max(len(prompt.tokens) for prompt in prompts)
 
-    def padded(name: str, value: int | bool) -> Tensor:
-        rows = [getattr(prompt, name) for prompt in prompts]
+    def padded(rows: Iterable[list[Any]], value: int | bool) -> Tensor:
         return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
-    return {"tokens": padded("tokens", PAD), "blocks": padded("blocks", -1), "is_word": padded("is_word", False)}
+    return PromptTokens(*(padded(rows, value) for rows, value in zip(zip(*prompts), (PAD, -1, False))))

@@ -157,10 +157,10 @@ def test_the_program_reads_texts_by_itself(folder, tmp_path):
 
 @pytest.mark.parametrize("text", [*TEXTS, "Hotdogs . [SEP] cat . DOG"], ids=["two", "one", "five", "unknown"])
 def test_the_program_encodes_like_vitkit(folder, text):
-    expected = vitkit.load(folder / "run").model.encode([text])
+    expected = vitkit.load(folder / "run").model.tokenize([text])
     reader = onnx_runner.Runner(folder / "out" / "tiny.onnx").prompts
     tokens, blocks = reader.encode(onnx_runner.split_phrases(text))
-    assert tokens.tolist() == expected["tokens"].tolist() and blocks.tolist() == expected["blocks"].tolist()
+    assert tokens.tolist() == expected.tokens.tolist() and blocks.tolist() == expected.phrase_ids.tolist()
 
 
 def test_wrong_texts_are_one_line_each(folder, capsys, monkeypatch):
@@ -234,24 +234,24 @@ def test_detections_of_the_graph_are_those_of_the_model():
     torch.manual_seed(0)
     model = build_model(CONFIG["model"], vocabularies={"target": vocabulary}).eval()
     detector, encoder = prompted_graphs(model)
-    encoded = model.encode([TEXTS[0], TEXTS[1]])
+    encoded = model.tokenize([TEXTS[0], TEXTS[1]])
     images = torch.randint(256, (2, 3, 64, 96), dtype=torch.uint8)
     mask = torch.zeros(2, 64, 96, dtype=torch.bool)
     with torch.no_grad():
-        outputs = model(images, mask, **encoded)
+        outputs = model(images, mask, encoded)
     expected = model.postprocess(outputs, [(64, 96), (32, 48)])
-    features = run_graph(encoder, encoded)["text_features"]
+    features = run_graph(encoder, dict(tokens=encoded.tokens, blocks=encoded.phrase_ids))["text_features"]
     inputs = dict(images=images, padding_mask=mask, image_sizes=torch.tensor([[64, 96], [32, 48]]))
-    actual = run_graph(detector, inputs | dict(text_features=features, blocks=encoded["blocks"]))
+    actual = run_graph(detector, inputs | dict(text_features=features, blocks=encoded.phrase_ids))
     for row, result in enumerate(expected):
         count = 16 if row == 0 else 8  # a pair for each query and phrase
         assert len(result["scores"]) == count and (actual["labels"][row, count:] == -1).all()
         for name, value in result.items():
             torch.testing.assert_close(actual[name][row, :count], value, atol=1e-4, rtol=1e-4)
-    words, padding = words_and_padding(encoded["blocks"])
-    assert torch.equal(words, encoded["is_word"]) and torch.equal(padding, outputs["text_padding"])
-    every = phrase_scores(outputs["pred_logits"], encoded["blocks"], words)
-    again = phrase_scores(outputs["pred_logits"], encoded["blocks"], words, encoded["blocks"])
+    words, padding = words_and_padding(encoded.phrase_ids)
+    assert torch.equal(words, encoded.is_word) and torch.equal(padding, outputs["text_padding"])
+    every = phrase_scores(outputs["pred_logits"], encoded.phrase_ids, words)
+    again = phrase_scores(outputs["pred_logits"], encoded.phrase_ids, words, encoded.phrase_ids)
     assert torch.equal(again[0, :, 1], every[0, :, 0]) and not again[:, :, 0].any()
 
 
@@ -265,9 +265,9 @@ def test_padding_a_text_to_a_fixed_length_changes_nothing():
     )  # fmt: skip
     results = []
     for extra in (0, 9):
-        text = model.encode([TEXTS[0]])
-        tokens = torch.nn.functional.pad(text["tokens"], (0, extra))
-        blocks = torch.nn.functional.pad(text["blocks"], (0, extra), value=-1)
+        text = model.tokenize([TEXTS[0]])
+        tokens = torch.nn.functional.pad(text.tokens, (0, extra))
+        blocks = torch.nn.functional.pad(text.phrase_ids, (0, extra), value=-1)
         features = run_graph(encoder, dict(tokens=tokens, blocks=blocks))["text_features"]
         results.append(run_graph(detector, inputs | dict(text_features=features, blocks=blocks)))
     for name in ("scores", "labels", "boxes_xyxy"):
@@ -283,20 +283,20 @@ def test_fusion_is_computed_in_float32_in_a_file_of_float16():
         attention.image_proj.weight *= 900
         attention.text_proj.weight *= 900
         model.head.encoder.fusion_layers[0].text_scale.fill_(0.5)
-    encoded = model.encode([TEXTS[0], TEXTS[1]])
+    encoded = model.tokenize([TEXTS[0], TEXTS[1]])
     images = torch.randint(256, (2, 3, 64, 96), dtype=torch.uint8)
     mask = torch.zeros(2, 64, 96, dtype=torch.bool)
     mask[1, :, 48:] = True
-    inputs = dict(images=images, padding_mask=mask, image_sizes=torch.tensor([[64, 96]] * 2), blocks=encoded["blocks"])
+    inputs = dict(images=images, padding_mask=mask, image_sizes=torch.tensor([[64, 96]] * 2), blocks=encoded.phrase_ids)
     results = []
     for precise in (True, False):
         detector, encoder = prompted_graphs(model if precise else model.half())
-        features = run_graph(encoder, encoded)["text_features"]
+        features = run_graph(encoder, dict(tokens=encoded.tokens, blocks=encoded.phrase_ids))["text_features"]
         with torch.no_grad(), vitkit.AttentionRecorder(attention) as maps:
             outputs = run_graph(detector, inputs | dict(text_features=features))
         results.append((outputs["pred_logits"], maps[""][0]))
     assert results[1][1].dtype == torch.float32 and results[1][1].isfinite().all()
-    assert not results[1][1][1, ..., encoded["tokens"][1] == 0].any()  # padding of the second text
+    assert not results[1][1][1, ..., encoded.tokens[1] == 0].any()  # padding of the second text
     assert (results[1][0].isfinite() == results[0][0].isfinite()).all()
 
 

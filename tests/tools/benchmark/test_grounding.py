@@ -11,11 +11,11 @@ from vitkit.tools.benchmark.timing import Options
 
 @pytest.mark.parametrize(("num_classes", "num_tokens"), [(80, 195), (3, 8)])
 def test_prompts_have_as_many_tokens_as_cocos_names_or_three_words(num_classes, num_tokens):
-    tokens, blocks, is_word, _ = grounding.random_prompt(num_classes, 2, torch.device("cpu"))
+    tokens, phrase_ids, is_word = grounding.random_prompt(num_classes, 2, torch.device("cpu"))
     assert tokens.shape == (2, num_tokens) and torch.equal(tokens[0], tokens[1])
     assert tokens[0, 0] == grounding.CLS and tokens[0, -1] == grounding.SEP
-    assert blocks.max() == num_classes - 1 and (tokens == grounding.DOT).sum() == 2 * num_classes
-    assert torch.equal(is_word, (tokens != grounding.DOT) & (blocks >= 0))
+    assert phrase_ids.max() == num_classes - 1 and (tokens == grounding.DOT).sum() == 2 * num_classes
+    assert torch.equal(is_word, (tokens != grounding.DOT) & (phrase_ids >= 0))
 
 
 @pytest.mark.slow

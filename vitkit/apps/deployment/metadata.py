@@ -103,7 +103,7 @@ def _prompts(predictor: Predictor) -> dict[str, Any]:
     (separator,) = vocabulary.encode(SEPARATOR)
     numbers = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS, separator=separator)
     about = {
-        "phrases": None if predictor.text is None else model.prompt_phrases(predictor.text),
+        "phrases": None if predictor.text is None else list(predictor.encoded_text().reading.phrases),
         "prompts": {
             "max_tokens": model.max_tokens,
             "threshold": model.score_threshold,

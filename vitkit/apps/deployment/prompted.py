@@ -12,14 +12,14 @@ from torch import Tensor
 from vitkit.apps.deployment.checks import Inputs, run_graph
 from vitkit.apps.exported.graphs import PADDED_IMAGES, Axes, ExportGraph, ImageGraph
 from vitkit.errors import ConfigError
-from vitkit.heads.grounding_dino import Text
+from vitkit.heads.grounding_dino import EncodedPrompts
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.models.base import statistics_owner
 from vitkit.models.grounding_dino import GroundingDINO, phrase_scores
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.detections import best_scores, suppress_duplicates
 from vitkit.ops.images import float_statistics, normalize_images
-from vitkit.structures import UNK
+from vitkit.structures import UNK, PromptTokens
 from vitkit.text.prompt_tokens import prompt_layout, words_and_padding
 from vitkit.text.vocabulary import SPACE
 
@@ -30,8 +30,9 @@ class TextFeaturesGraph(ExportGraph):
     axes: Axes = {"tokens": ("batch", "length"), "blocks": ("batch", "length")}
 
     def forward(self, tokens: Tensor, blocks: Tensor) -> dict[str, Tensor]:
-        """Encode prompts, (B, T) int64 each; padding of `tokens` is 0, of `blocks` -1."""
-        return {"text_features": self.model.encode_text(tokens, blocks).features.float()}
+        """Encode prompts, (B, T) int64 each: `PromptTokens.tokens`, and `phrase_ids`, which files call `blocks`."""
+        prompt = PromptTokens(tokens, blocks, words_and_padding(blocks)[0])
+        return {"text_features": self.model.encode_prompts(prompt).features.float()}
 
 
 class PromptedDetectorGraph(ImageGraph):
@@ -59,26 +60,27 @@ class PromptedDetectorGraph(ImageGraph):
             padding_mask: (B, H, W) bool, True = padding.
             image_sizes: (B, 2) int64, height and width of the original images.
             text_features: (B, T, d_model), from the text encoder.
-            blocks: (B, T) int64, the prompts', whose phrases all end with a separator.
+            blocks: (B, T) int64, the prompts' `phrase_ids`, whose phrases all end with a separator.
         """
         model = self.model
         normalized = normalize_images(images, padding_mask, **float_statistics(statistics_owner(model)))
         prepared, padding = model.prepare(normalized.to(self.dtype), padding_mask)
         features = model.neck(model.backbone_maps(prepared, padding), padding)
-        text = Text(text_features.to(self.dtype), words_and_padding(blocks)[1], blocks)
+        is_word, text_padding = words_and_padding(blocks)
+        text = EncodedPrompts(text_features.to(self.dtype), text_padding, blocks, is_word)
         outputs = model.head(features, padding, text=text)
         outputs = {name: outputs[name].float() for name in ("pred_logits", "pred_boxes")}
         return outputs | self.finish(outputs, dict(image_sizes=image_sizes, blocks=blocks))
 
     def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the detections that the model's `postprocess` returns."""
-        blocks = inputs["blocks"]
-        is_word, _ = words_and_padding(blocks)
+        phrase_ids = inputs["blocks"]
+        is_word, _ = words_and_padding(phrase_ids)
         # The number of phrases is not a size of any input: each is scored at its first token.
-        is_first = is_word & (prompt_layout(blocks).positions == 0)
-        scores = phrase_scores(outputs["pred_logits"], blocks, is_word, blocks) * is_first[:, None]
+        is_first = is_word & (prompt_layout(phrase_ids).positions == 0)
+        scores = phrase_scores(outputs["pred_logits"], phrase_ids, is_word, phrase_ids) * is_first[:, None]
         best = best_scores(scores, outputs["pred_boxes"], self.model.num_detections)
-        best = best._replace(labels=blocks.where(is_first, -1).gather(1, best.labels))
+        best = best._replace(labels=phrase_ids.where(is_first, -1).gather(1, best.labels))
         scores, labels, boxes_xyxy, _ = suppress_duplicates(best, self.model.nms_iou)
         return dict(scores=scores, labels=labels, boxes_xyxy=scale_boxes(boxes_xyxy, inputs["image_sizes"]))
 
@@ -89,7 +91,7 @@ def prompted_graphs(model: torch.nn.Module) -> tuple[PromptedDetectorGraph, Text
     Raises:
         ConfigError: no graphs are defined for it, or it has no vocabulary.
     """
-    if not callable(getattr(model, "encode_text", None)):
+    if not isinstance(model, GroundingDINO):
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}, which takes a prompt.")
     if model.vocabulary is None:
         raise ConfigError(
@@ -118,8 +120,8 @@ def known_phrases(model: GroundingDINO, classes: Sequence[str]) -> list[str]:
 def prompt_inputs(model: GroundingDINO, phrases: Sequence[str]) -> list[Inputs]:
     """Return `tokens` and `blocks` of prompts of different lengths: a short one; two, padded; all phrases."""
     prompts = [phrases[:1]], [phrases[1:4] or phrases, phrases[:1]], [phrases]
-    encoded = [model.encode(batch) for batch in prompts]
-    return [{name: batch[name] for name in TextFeaturesGraph.axes} for batch in encoded]
+    encoded = [model.tokenize(batch) for batch in prompts]
+    return [{"tokens": batch.tokens, "blocks": batch.phrase_ids} for batch in encoded]
 
 
 def with_text_features(images: Inputs, prompts: Inputs, encoder: TextFeaturesGraph) -> Inputs:
@@ -133,7 +135,7 @@ def text_digest(model: GroundingDINO) -> str:
     """Return what a file of the text encoder and one of the detector have in common: a digest of the encoder's
     weights."""
     digest = hashlib.sha256()
-    for part in (model.text_encoder, model.text_projection):
+    for part in model.text_parts():
         for name, value in part.state_dict().items():
             digest.update(name.encode())
             digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())

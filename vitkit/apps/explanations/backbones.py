@@ -50,7 +50,8 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
         DataError: the weights of a single layer of a ViT would take more than `MAX_BYTES`.
     """
     predictor = of_trained_backbone(predictor)
-    inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
+    batch, names = predictor.prepare([image]).to(predictor.device), attention_names(predictor.model)
+    inputs = predictor.inputs_of(batch, predictor.model)
     height, width = inputs["images"].shape[-2:]
     if (needed := estimate_layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
         raise DataError(

@@ -109,7 +109,7 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
     hooks.append(owner.register_forward_hook(keep_maps))
     try:
         with recorder as records:
-            outputs = model(**batch.inputs)
+            outputs = model(**predictor.inputs_of(batch, model))
     finally:
         for hook in hooks:
             hook.remove()

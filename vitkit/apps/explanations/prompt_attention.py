@@ -55,12 +55,13 @@ class PromptAttention:
 
 def prompt_attention(predictor: Predictor, image: np.ndarray) -> tuple[PromptAttention, View]:
     """Run a model that takes a prompt on an image (H, W, 3) uint8 RGB."""
-    model, layers = predictor.model, attention_layers(predictor.model)
+    layers = attention_layers(predictor.model)
     recorded = nn.ModuleDict({str(i): module for i, module in enumerate(layers.prompt)})
     if layers.fusion:  # only the last one: each has a weight for each pair of a location and a word
         recorded["fusion"] = layers.fusion[-1]
     view = record(predictor, image, AttentionRecorder(recorded))
-    words = [word.replace(SPACE, "") for word in model.prompt_words(predictor.text)]
+    scores, reading = view.class_scores(), predictor.encoded_text().reading
+    words = [word.replace(SPACE, "") for word in reading.words]
     probabilities = view.outputs["pred_logits"][0].float().sigmoid().cpu()
     of_layers = [view.records[str(i)][0][0].float().cpu() for i in range(len(layers.prompt))]
     reads = [weights for weights in of_layers if weights.shape[1] == len(probabilities)]
@@ -77,10 +78,10 @@ def prompt_attention(predictor: Predictor, image: np.ndarray) -> tuple[PromptAtt
     return PromptAttention(
         words,
         predictor.classes,
-        torch.tensor(model.phrases_of_words(predictor.text)),
+        torch.tensor(reading.phrase_of),
         torch.stack(reads) if reads else torch.empty(0, 1, *probabilities.shape),
         probabilities,
-        view.class_scores(),
+        scores,
         looks,
         located,
         location_reads,

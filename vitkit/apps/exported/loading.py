@@ -31,11 +31,12 @@ from vitkit.apps.exported.runtimes import (
 from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX, RUNTIMES, Runtime
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.heads.grounding_dino import Text
+from vitkit.heads.grounding_dino import EncodedPrompts
+from vitkit.models.text_prompted import TextPrompted, TextReading
 from vitkit.ops.images import unpadded_sizes
 from vitkit.protocols.model import DenseModel, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
-from vitkit.structures import PAD
+from vitkit.structures import PAD, PromptTokens
 from vitkit.text.vocabulary import VOCABULARY_FORMAT
 from vitkit.weights.locate import METADATA_READERS
 
@@ -353,14 +354,6 @@ class ExportedModel(Model):
         """Return each image's predictions as the model does."""
         return self.model.postprocess(outputs, image_sizes)
 
-    def prompt_words(self, prompt: Any) -> list[str]:
-        """Return those of the model."""
-        return self.model.prompt_words(prompt)
-
-    def prompt_phrases(self, prompt: Any) -> list[str]:
-        """Return those of the model."""
-        return self.model.prompt_phrases(prompt)
-
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
@@ -418,7 +411,7 @@ class ExportedGenerator(TextGenerator):
         return logits, ExportedState(state.tensors | {k.removeprefix(NEW): v for k, v in outputs.items()}), None
 
 
-class ExportedPromptedModel(ExportedModel):
+class ExportedPromptedModel(TextPrompted, ExportedModel):
     """An exported text-prompted detector in place of the model itself; its outputs are on the CPU.
 
     The model reads the prompts and returns its outputs as it always does, but its parts are the files.
@@ -449,17 +442,29 @@ class ExportedPromptedModel(ExportedModel):
         model.prepare = lambda images, padding_mask: (images, padding_mask)
         model.backbone_maps = lambda images, padding_mask: {"images": images}
         model.text_encoder = model.text_projection = nn.Identity()
-        model.encode_text = self._encode_text
+        model.encode_prompts = self._encode_prompts
         model.neck, model.head = _Unchanged(), _DetectorFile(self)
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None, **prompts: Any) -> dict[str, Any]:
         """Return the model's outputs; the arguments are those of the model."""
         return self.model(images.cpu(), None if padding_mask is None else padding_mask.cpu(), **prompts)
 
-    def _encode_text(self, tokens: Tensor, blocks: Tensor) -> Text:
-        """Return the features of prompts, (B, T), each of which is encoded once."""
-        tokens, blocks = tokens.cpu(), blocks.cpu()
-        distinct, rows = torch.unique(torch.stack((tokens, blocks), dim=1), dim=0, return_inverse=True)
+    def read_text(self, text: Any) -> TextReading:
+        """Read a text as the model does."""
+        return self.model.read_text(text)
+
+    def text_parts(self) -> Sequence[nn.Module]:
+        """Return what stands for the file of the text encoder."""
+        return (self.model.text_encoder,)
+
+    def encode_text(self, reading: TextReading, num_images: int, device: torch.device) -> Any:
+        """Return a text, encoded for so many images on the CPU."""
+        return self.model.encode_text(reading, num_images, torch.device("cpu"))
+
+    def _encode_prompts(self, prompt: PromptTokens) -> EncodedPrompts:
+        """Return the features of prompts, each of which is encoded once."""
+        tokens, phrase_ids, is_word = prompt.to("cpu")
+        distinct, rows = torch.unique(torch.stack((tokens, phrase_ids), dim=1), dim=0, return_inverse=True)
         key = distinct.numpy().tobytes()
         if key not in self._features:
             inputs = dict(zip(("tokens", "blocks"), (part.contiguous() for part in distinct.unbind(1))))
@@ -467,7 +472,7 @@ class ExportedPromptedModel(ExportedModel):
             if len(self._features) > _NUM_KEPT:
                 self._features.popitem(last=False)
         self._features.move_to_end(key)
-        return Text(self._features[key][rows], tokens == PAD, blocks)
+        return EncodedPrompts(self._features[key][rows], tokens == PAD, phrase_ids, is_word)
 
 
 class _Unchanged(nn.Module):
@@ -484,6 +489,8 @@ class _DetectorFile(nn.Module):
         super().__init__()
         self.run = model.run_file
 
-    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None, *, text: Text) -> dict[str, Tensor]:
-        inputs = dict(text_features=text.features, blocks=text.blocks)
+    def forward(
+        self, features: Mapping[str, Tensor], padding_mask: Tensor | None, *, text: EncodedPrompts
+    ) -> dict[str, Tensor]:
+        inputs = dict(text_features=text.features, blocks=text.phrase_ids)
         return self.run(features["images"], padding_mask, **inputs) | {"text_padding": text.padding_mask}

@@ -78,6 +78,12 @@ def _parts(modules: Sequence[nn.Module]) -> list[Any]:
     return list(chain.from_iterable(map(dict.values, chain(attributes, contents))))
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return numbers of which one changes if a tensor does."""
+    # Tensors of inference mode have no version.
+    return _versions(tensors, [tensor for tensor in tensors if not tensor.is_inference()])
+
+
 def _versions(tensors: Sequence[Tensor], counted: Sequence[Tensor]) -> list[int]:
     """Return numbers of which one changes if a tensor does; `counted` are those with a version."""
     # Every change in place, such as an optimizer's step or load_state_dict, counts the version up, but not one through

@@ -139,7 +139,7 @@ def _has_classes(config: Mapping[str, Any], weights: Located, vocabularies: Mapp
     takes, returns = (getattr(constructor, name, ()) for name in ("takes", "returns"))
     if "features" in returns or (vocabularies and "text" not in takes):
         return False
-    if vocabularies or "target_vocabulary" not in parameters_of(constructor):
+    if vocabularies or not {"target_vocabulary", "tokenizer"} & parameters_of(constructor).keys():
         return True
     if "text" in takes:
         raise CheckpointError(

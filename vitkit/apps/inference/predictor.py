@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.apps.inference.encoded_text import EncodedOnce
 from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, make_threshold
@@ -98,6 +99,7 @@ class Predictor:
         self._fused = FusedCopy()
         self._is_dense = isinstance(model, DenseModel)
         self.text: Prompt | Caption | None = text
+        self._encoded: EncodedOnce | None = None
         self.channels = channels
         self.report = report
         self.classes = list(classes)
@@ -135,7 +137,7 @@ class Predictor:
             raise ConfigError(f"text: {type(self.model).__name__} takes no text to look for. Leave it out.")
         predictor = copy.copy(self)
         predictor.text = text if text_threshold is None else Caption(text, text_threshold)  # type: ignore[arg-type]  # which checks it
-        predictor.classes, predictor.category_ids = self.model.prompt_phrases(predictor.text), None
+        predictor.classes, predictor.category_ids = list(predictor.encoded_text().reading.phrases), None
         predictor.thresholds = ScoreThresholds(self.model.score_threshold)
         return predictor
 
@@ -147,7 +149,22 @@ class Predictor:
             DataError: it cannot read it.
         """
         if "text" in self.model.takes:
-            self.model.prompt_phrases(self._known_text())
+            self.encoded_text()
+
+    def encoded_text(self) -> EncodedOnce:
+        """Return what a text-prompted model looks for; errors are those of `check_text`."""
+        text = self._known_text()
+        if self._encoded is None or self._encoded.text is not text:
+            self._encoded = EncodedOnce(self.model, text)
+        return self._encoded
+
+    def inputs_of(self, batch: Batch, network: Any) -> dict[str, Any]:
+        """Return the inputs of a batch on the device for a network that runs, the model or its fused copy: a text is
+        encoded once for all batches."""
+        if "text" not in self.model.takes:
+            return batch.inputs
+        encoded = self.encoded_text().by(network, len(batch), self.device)
+        return batch.inputs if encoded is None else batch.inputs | {"text": encoded}
 
     def _known_text(self) -> Prompt | Caption:
         if self.text is None:
@@ -394,7 +411,8 @@ class Predictor:
         sizes = [image.shape[:2] for image in images]
         batch = self.prepare(images).to(self.device)
         with autocast(self.device, self.precision), _memory_explained(sizes):
-            outputs = self._fused.of(self.model)(**batch.inputs)
+            network = self._fused.of(self.model)
+            outputs = network(**self.inputs_of(batch, network))
             results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
         tiles = []
         for i, (result, size) in enumerate(zip(results, sizes)):
@@ -411,7 +429,7 @@ class Predictor:
         with autocast(self.device, self.precision), _memory_explained(sizes):
             model = self._fused.of(self.model)
             if self._is_dense:
-                results = model.postprocess(model(**batch.inputs), sizes)
+                results = model.postprocess(model(**self.inputs_of(batch, model)), sizes)
             else:
                 results = model.generate(batch.inputs)
         return [_on_cpu(result) for result in results]

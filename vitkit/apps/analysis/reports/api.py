@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.apps.analysis.activations import Activations, choose_countable_device, count_activations
 from vitkit.apps.analysis.fvcore_macs import count_macs_by_fvcore
@@ -26,6 +26,7 @@ from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 from vitkit.nn.lora import LoRA
 from vitkit.protocols.model import Model
+from vitkit.structures import Batch
 
 FLOAT32 = 4
 
@@ -295,5 +296,4 @@ def _example_prompts(module: nn.Module, batch_size: int, device: str) -> dict[st
     """Return the inputs of prompts for a model that takes some; nothing for others."""
     if not isinstance(module, Model) or "text" not in module.takes:
         return {}
-    prompts = module.example_prompts(batch_size)
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prompts.items()}
+    return Batch(module.example_prompts(batch_size), []).to(device).inputs

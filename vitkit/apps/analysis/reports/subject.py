@@ -50,7 +50,7 @@ class Subject:
         if self.found is None:
             return False
         constructor, _ = MODELS.resolve(self.config["model"], "model")
-        return "target_vocabulary" in parameters_of(constructor) and "text" not in constructor.takes
+        return "target_vocabulary" in parameters_of(constructor)
 
     @property
     def classes(self) -> list[str] | None:
