@@ -5,7 +5,7 @@ from torch import nn
 import vitkit
 from vitkit import BACKBONES, CRITERIA, DATASETS, EVALUATORS, HEADS, MODELS, NECKS
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import LanguageModelEvaluator
+from vitkit.evaluation.text import LanguageModelEvaluator
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator

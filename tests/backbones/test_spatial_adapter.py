@@ -4,7 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.backbones import SmallHGNetV2, SpatialAdapter, TimmBackbone, ViT
+from vitkit.backbones.hgnetv2 import SmallHGNetV2
+from vitkit.backbones.spatial_adapter import SpatialAdapter
+from vitkit.backbones.timm_adapter import TimmBackbone
+from vitkit.backbones.vit import ViT
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.weights import load_pretrained
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.backbones import TIMESFORMER_VARIANTS
-from vitkit.backbones.timesformer import SCHEMES, STEPS, join_groups, split_groups
+from vitkit.backbones.timesformer import SCHEMES, STEPS, TIMESFORMER_VARIANTS, join_groups, split_groups
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing

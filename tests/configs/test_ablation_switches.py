@@ -8,8 +8,9 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import choose_fraction
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import ConfigError, DataError
-from vitkit.heads import DETRHead, Mask2FormerHead
-from vitkit.matchers import FixedMaskMatcher
+from vitkit.heads.detr import DETRHead
+from vitkit.heads.mask2former import Mask2FormerHead
+from vitkit.matchers.fixed import FixedMaskMatcher
 from vitkit.nn.layers import FeedForward
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import BACKBONES, DATASETS, HEADS

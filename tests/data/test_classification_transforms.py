@@ -12,7 +12,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.classification import ClassificationEvalTransforms, ClassificationTrainTransforms, seeded
 from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.errors import ConfigError
-from vitkit.losses import ClassificationLoss
+from vitkit.losses.classification import ClassificationLoss
 from vitkit.ops.images import normalize_images
 from vitkit.registry import TRANSFORMS
 from vitkit.structures import Batch

@@ -10,9 +10,9 @@ import vitkit
 from vitkit.engine import trainer
 from vitkit.engine.hooks import Hook
 from vitkit.errors import VitkitError
-from vitkit.evaluation import CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.heads.detr import DETRHead
-from vitkit.losses import SetCriterion
+from vitkit.losses.set_criterion import SetCriterion
 from vitkit.registry import CRITERIA, DATASETS, EVALUATORS, HEADS, HOOKS
 from vitkit.tools import train as train_tool
 

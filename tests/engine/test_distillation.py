@@ -11,7 +11,7 @@ import vitkit
 from vitkit.engine import build
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.losses import FeatureDistillationLoss
+from vitkit.losses.feature_distillation import FeatureDistillationLoss
 from vitkit.models.feature_distillation import FeatureDistillation
 from vitkit.registry import BACKBONES
 from vitkit.structures import Batch

@@ -19,7 +19,7 @@ from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import Decision, StepGuard
 from vitkit.errors import TrainingError
-from vitkit.evaluation import LanguageModelEvaluator
+from vitkit.evaluation.text import LanguageModelEvaluator
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint

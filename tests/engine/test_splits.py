@@ -8,7 +8,7 @@ from helpers.detection_files import write_data
 
 import vitkit
 from vitkit.data.loading.settings import DataSettings
-from vitkit.evaluation import CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.structures import ScoreThresholds
 
 CONFIG = """

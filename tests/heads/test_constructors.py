@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
-from vitkit.heads import DETRHead, DINOHead, Mask2FormerHead
+from vitkit.heads.detr import DETRHead
+from vitkit.heads.dino import DINOHead
+from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.registry import HEADS, NECKS, TRAINING_QUERIES, parameters_of
 from vitkit.structures import FeatureInfo
 

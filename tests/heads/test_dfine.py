@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.heads import DFINEHead
-from vitkit.heads.dfine import Gate, LocationQuality
-from vitkit.necks import DFINEEncoder
+from vitkit.heads.dfine import DFINEHead, Gate, LocationQuality
+from vitkit.necks.dfine_encoder import DFINEEncoder
 from vitkit.structures import FeatureInfo
 
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from vitkit.heads import DFINEHead
+from vitkit.heads.dfine import DFINEHead
 from vitkit.nn.queries import run_with_training_queries
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
 from vitkit.registry import CRITERIA
 from vitkit.structures import FeatureInfo
-from vitkit.training_queries import build_training_queries
+from vitkit.training_queries.build import build_training_queries
 
 NUM_CLASSES = 3
 BOXES = [[[0.3, 0.4, 0.3, 0.4], [0.7, 0.6, 0.4, 0.3]], [[0.5, 0.5, 0.6, 0.5]]]

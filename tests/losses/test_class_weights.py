@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from vitkit.config.check import check_config
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
-from vitkit.losses import ClassificationLoss, MaskCriterion, PerPixelCriterion, SetCriterion
+from vitkit.losses.classification import ClassificationLoss
+from vitkit.losses.mask_criterion import MaskCriterion
+from vitkit.losses.per_pixel import PerPixelCriterion
+from vitkit.losses.set_criterion import SetCriterion
 
 WEIGHTS = [1.0, 3.0, 0.5]
 CLASSES = ["red", "white", "platelets"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.losses import ClassificationLoss
+from vitkit.losses.classification import ClassificationLoss
 
 LOGITS = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0], [math.log(4.0), 0.0]])
 TARGETS = [{"label": 1}, {"label": 0}, {"label": 1}]

@@ -3,7 +3,6 @@
 import pytest
 from torch import nn
 
-from vitkit import losses, matchers
 from vitkit.errors import ConfigError
 from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA, MATCHERS
@@ -79,13 +78,14 @@ def settings_of(module: nn.Module) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("registry", "package", "spec"),
-    [(CRITERIA, losses, spec) for spec in CRITERION_SPECS] + [(MATCHERS, matchers, spec) for spec in MATCHER_SPECS],
+    ("registry", "spec"),
+    [(CRITERIA, spec) for spec in CRITERION_SPECS] + [(MATCHERS, spec) for spec in MATCHER_SPECS],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-def test_a_spec_and_the_constructor_take_the_same_words(registry, package, spec):
+def test_a_spec_and_the_constructor_take_the_same_words(registry, spec):
     name, arguments = spec["type"], {key: value for key, value in spec.items() if key != "type"}
-    built, constructed = registry.build(spec), getattr(package, name)(**arguments)
+    constructor, _ = registry.resolve(name)
+    built, constructed = registry.build(spec), constructor(**arguments)
     assert settings_of(built) == settings_of(constructed)
     texts = str(settings_of(built))
     values = [value for value in arguments.values() if isinstance(value, float | int | str)]

@@ -9,8 +9,7 @@ from golden.weights import Case, grad_projection, load_case
 from helpers.dfine_losses import LAYER_FIELDS, PREFIXES, TERMS, golden_outputs, golden_targets
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.losses import DFINECriterion
-from vitkit.losses.dfine import union_of_matches
+from vitkit.losses.dfine import DFINECriterion, union_of_matches
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
 from vitkit.registry import CRITERIA
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from vitkit.errors import ConfigError
-from vitkit.losses import FeatureDistillationLoss
+from vitkit.losses.feature_distillation import FeatureDistillationLoss
 
 
 def outputs_of(generator, *, num_maps=1, size=(3, 2)):

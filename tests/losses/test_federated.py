@@ -6,8 +6,8 @@ from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
-from vitkit.losses import SetCriterion
 from vitkit.losses.federated import sample_classes
+from vitkit.losses.set_criterion import SetCriterion
 
 COUNTS = [1, 0, 100, 25, 9, 400, 4, 16]
 COSTS = dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0)

@@ -8,7 +8,7 @@ from golden.weights import Case, grad_projection, load_case
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.losses.grounding import with_positive_maps
-from vitkit.matchers import TokenMatcher
+from vitkit.matchers.hungarian_tokens import TokenMatcher
 from vitkit.registry import CRITERIA
 
 VARIANTS = ["both", "one", "one_empty", "none"]

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 import vitkit
 from vitkit.config.check import check_config
 from vitkit.errors import ConfigError
-from vitkit.losses import MaskCriterion, SetCriterion
+from vitkit.losses.mask_criterion import MaskCriterion
+from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.masks import pad_masks
 from vitkit.registry import CRITERIA, parameters_of
 

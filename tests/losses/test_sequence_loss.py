@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.distributed import rank
 from vitkit.errors import ConfigError, DataError
-from vitkit.losses import SequenceLoss
+from vitkit.losses.sequence import SequenceLoss
 
 
 def targets_of(*texts):

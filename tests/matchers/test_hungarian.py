@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitkit.errors import DataError
-from vitkit.matchers import HungarianMatcher
+from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 from vitkit.registry import MATCHERS
 

@@ -13,7 +13,7 @@ from vitkit.engine.build import build_model
 from vitkit.nn.queries import run_with_training_queries
 from vitkit.registry import HEADS as HEAD_REGISTRY
 from vitkit.structures import FeatureInfo, UncompiledTargets
-from vitkit.training_queries import build_training_queries
+from vitkit.training_queries.build import build_training_queries
 
 SIZES = [(69, 91), (101, 67), (64, 128)]
 MULTIPLES_OF_32 = [(64, 96), (96, 64), (64, 128)]

@@ -7,7 +7,7 @@ import vitkit
 from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.engine import build
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.losses import ClassificationLoss
+from vitkit.losses.classification import ClassificationLoss
 from vitkit.models.classifier import Classifier
 from vitkit.models.deit import DistilledClassifier
 from vitkit.ops.images import normalize_images

@@ -9,7 +9,7 @@ from torch import nn
 from vitkit import build_model, load_weights
 from vitkit.engine.averaging import MovingAverage
 from vitkit.errors import ConfigError
-from vitkit.losses import FeatureDistillationLoss
+from vitkit.losses.feature_distillation import FeatureDistillationLoss
 from vitkit.models.pretraining import maps_and_features, pooled_features
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES

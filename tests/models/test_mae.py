@@ -9,7 +9,7 @@ import vitkit
 from vitkit.engine import trainer
 from vitkit.engine.build import load_initial_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.losses import ReconstructionLoss
+from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.models.mae import MAE, join_patches, patch_statistics, split_patches
 from vitkit.nn.position import mae_positions
 from vitkit.registry import BACKBONES

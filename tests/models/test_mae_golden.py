@@ -4,7 +4,7 @@ import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
 
-from vitkit.losses import ReconstructionLoss
+from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.model_zoo.converters import convert_official
 from vitkit.model_zoo.converters.vit import TRANSFORMERS
 from vitkit.models.mae import MAE

@@ -8,16 +8,16 @@ from helpers.realtime_models import rf_detr
 from torch import nn
 
 from vitkit import build_model
-from vitkit.backbones import WindowedViT
+from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.model_zoo.converters import write_names
 from vitkit.model_zoo.converters.rf_detr import TRANSFORMERS
-from vitkit.necks import C2fProjection
+from vitkit.necks.c2f_projection import C2fProjection
 from vitkit.ops.mask_postprocess import Geometry, upsample_to_masks
 from vitkit.registry import CRITERIA
 from vitkit.structures import FeatureInfo
-from vitkit.training_queries import OneToManyQueries
+from vitkit.training_queries.groups import OneToManyQueries
 from vitkit.weights import load_weights
 
 SIZES = {

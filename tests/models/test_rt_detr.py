@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from vitkit import build_model
-from vitkit.backbones import ResNetVD
+from vitkit.backbones.resnet_vd import ResNetVD
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.rt_detr_v2 import DiscreteDeformableAttention
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.model_zoo.converters.rt_detr import TRANSFORMERS
-from vitkit.necks import HybridEncoder
+from vitkit.necks.hybrid_encoder import HybridEncoder
 from vitkit.structures import FeatureInfo
 
 PUBLISHED = {18: dict(expansion=0.5, num_decoder_layers=3), 50: dict(expansion=1.0, num_decoder_layers=6)}

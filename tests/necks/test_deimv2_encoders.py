@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from vitkit.errors import ConfigError
-from vitkit.necks import DEIMv2Encoder, LiteEncoder
+from vitkit.necks.deimv2_encoder import DEIMv2Encoder
+from vitkit.necks.lite_encoder import LiteEncoder
 from vitkit.structures import FeatureInfo
 
 INFO = {"res3": FeatureInfo(16, 8), "res4": FeatureInfo(16, 16), "res5": FeatureInfo(24, 32)}

@@ -9,7 +9,8 @@ from vitkit.data.datasets.image_features import write_features
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.synthetic.shapes import ShapesCaptions
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.losses import CaptionLoss, SequenceLoss
+from vitkit.losses.captioning import CaptionLoss
+from vitkit.losses.sequence import SequenceLoss
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import DATASETS, MODELS
 from vitkit.seq2seq.captioner import FeatureMap

@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
 
-from vitkit.losses import SequenceLoss
+from vitkit.losses.sequence import SequenceLoss
 from vitkit.model_zoo.converters import convert_official
 from vitkit.nn.position import sine_positions_1d
 from vitkit.registry import MODELS

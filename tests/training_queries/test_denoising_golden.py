@@ -11,8 +11,8 @@ from vitkit.configs.rtdetrv2 import config as rtdetrv2
 from vitkit.heads.dfine import DFINEHead
 from vitkit.nn.queries import attention_mask, part_sizes
 from vitkit.structures import FeatureInfo
-from vitkit.training_queries import build_training_queries
 from vitkit.training_queries.box_denoising import Noise, list_copied_rows
+from vitkit.training_queries.build import build_training_queries
 
 CONFIGS = {"dfine": dfine, "deim": deim, "rtdetr": rtdetr, "rtdetrv2": rtdetrv2}
 CASE = load_case("box_denoising", weights=False)

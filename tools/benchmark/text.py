@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from vitkit.losses import SequenceLoss
+from vitkit.losses.sequence import SequenceLoss
 from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.seq2seq.transformer import Transformer

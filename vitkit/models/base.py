@@ -102,7 +102,7 @@ class DensePredictionModel(ModelOnBackbone):
     def add_training_queries(self, specs: Sequence[Spec], num_classes: int | None) -> None:
         """Build the queries that exist in training only; `num_classes` is the number of their labels."""
         if specs:
-            from vitkit.training_queries import build_training_queries  # models without them never import the package
+            from vitkit.training_queries.build import build_training_queries  # models without them never import it
 
             self.training_queries = build_training_queries(specs, self.head, num_classes)
 

@@ -10,18 +10,3 @@ Each kind is a module registered in TRAINING_QUERIES and built with `head` and `
     forward(head, targets, selected): makes its sets for a batch, a list of `QuerySet` with `queries`, from the boxes
         that the head has selected, (B, num_selected, 4), if it selects any.
 """
-
-from vitkit.training_queries.box_denoising import BoxDenoising
-from vitkit.training_queries.build import build_training_queries
-from vitkit.training_queries.groups import OneToManyQueries, QueryGroups
-from vitkit.training_queries.mask_denoising import MaskDenoising
-from vitkit.training_queries.text_denoising import TextDenoising
-
-__all__ = [
-    "BoxDenoising",
-    "MaskDenoising",
-    "OneToManyQueries",
-    "QueryGroups",
-    "TextDenoising",
-    "build_training_queries",
-]

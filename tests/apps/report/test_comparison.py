@@ -18,7 +18,8 @@ from vitkit.apps.report.intervals import Difference, Estimate, difference_over_s
 from vitkit.apps.training.results import score_file
 from vitkit.config import load_config, save_config
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import LanguageModelEvaluator, SemanticEvaluator
+from vitkit.evaluation.semantic import SemanticEvaluator
+from vitkit.evaluation.text import LanguageModelEvaluator
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.registry import EVALUATORS
 from vitkit.tools import compare as compare_tool

@@ -12,7 +12,7 @@ from vitkit.apps.report import write_report
 from vitkit.apps.report.pages.coco import count_groups
 from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.matching import confusion_matrix
 from vitkit.evaluation.score_thresholds import compute_threshold_rows
 from vitkit.tools import test as test_tool

@@ -11,7 +11,7 @@ from vitkit.apps.report import write_report
 from vitkit.apps.report.comparison import Compared, write_comparison
 from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.score_thresholds import find_best_row
 from vitkit.tools import compare as compare_tool
 from vitkit.visualization.curves import plot_runs

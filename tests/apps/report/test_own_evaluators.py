@@ -28,9 +28,9 @@ from vitkit.apps.report.sections import (
     resample,
 )
 from vitkit.errors import ConfigError
-from vitkit.evaluation import LanguageModelEvaluator
 from vitkit.evaluation.base import SampleEvaluator
 from vitkit.evaluation.bootstrap import Scores, weighted_ratio
+from vitkit.evaluation.text import LanguageModelEvaluator
 
 NASTY = "<script>alert(1)</script>"
 

@@ -6,7 +6,8 @@ from helpers.plain_dataset import PlainDataset
 from vitkit.apps.training.comparing import draw_lengths, score_models
 from vitkit.apps.training.results import ScoredResults
 from vitkit.errors import ConfigError
-from vitkit.evaluation import ClassificationEvaluator, TextEvaluator
+from vitkit.evaluation.classification import ClassificationEvaluator
+from vitkit.evaluation.text import TextEvaluator
 
 
 def test_images_have_no_source_length(tmp_path):

@@ -17,7 +17,7 @@ from vitkit.devices import default_device
 from vitkit.distributed import is_main
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
 
 
 class CheckedLabels(NamedTuple):

@@ -16,8 +16,10 @@ from vitkit.data.loading.splits import Split
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
 from vitkit.evaluation.base import read_results
+from vitkit.evaluation.classification import ClassificationEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.text import TextEvaluator
 from vitkit.io.coco_schema import classified_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.output import write_text
