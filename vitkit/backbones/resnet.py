@@ -11,8 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.kernels import convolution_layout
-from vitkit.nn.fusion import RELU, FusedConv, fuse_pair
-from vitkit.nn.layers import conv_norm
+from vitkit.nn.layers import InferenceOnly, conv_norm
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -46,7 +45,7 @@ def conv_norm_relu(
         residual: added before ReLU.
         drop_path: for the rest of a block with a residual.
     """
-    if isinstance(conv, FusedConv):  # which has all of it
+    if isinstance(conv, InferenceOnly):  # a fused one, which has all of it
         return without_padding(conv(x, residual=residual), padding)
     x = conv_norm(x, conv, norm)
     if residual is not None:
@@ -72,6 +71,8 @@ def shortcut(x: Tensor, downsample: nn.Sequential | None, padding: Tensor | None
 
 def fuse_block(block: nn.Module, num_convolutions: int) -> nn.Module:
     """Fold the norms of a block, numbered from 1, and of its shortcut into the convolutions before them."""
+    from vitkit.nn.fusion import RELU, fuse_pair  # read only when a model is fused
+
     for i in range(1, num_convolutions + 1):
         fuse_pair(block, f"conv{i}", f"bn{i}", RELU)
     if block.downsample is not None:
@@ -232,6 +233,8 @@ class ResNet(BackboneBase, tv.ResNet):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.model.Fuses`; this is the stem."""
+        from vitkit.nn.fusion import RELU, fuse_pair  # read only when a model is fused
+
         if type(self).stem is ResNet.stem:  # a subclass may have another
             fuse_pair(self, "conv1", "bn1", RELU)
         return self

@@ -20,7 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.backbones.base import BackboneBase
 from vitkit.backbones.timm_blocks import make_lean
-from vitkit.backbones.timm_fusion import fuse_timm
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, pad_to_multiple
@@ -218,6 +217,8 @@ class TimmBackbone(BackboneBase):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.model.Fuses`."""
+        from vitkit.backbones.timm_fusion import fuse_timm  # read only when a model is fused
+
         fuse_timm(self.net)
         return self
 

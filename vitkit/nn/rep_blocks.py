@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
 from vitkit.kernels.norm_activation import norm_silu
-from vitkit.nn.fusion import FusedConv, can_fold, fold
 from vitkit.nn.layers import conv_norm, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
@@ -37,6 +36,8 @@ class ConvNorm(Conv2dNormActivation):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.model.Fuses`."""
+        from vitkit.nn.fusion import can_fold, fold  # read only when a model is fused
+
         conv, norm, *activation = self
         return fold(conv, norm, "silu" if activation else None) if can_fold(conv, norm) else self
 
@@ -55,6 +56,8 @@ class RepBlock(nn.Module):
 
     def fused(self) -> nn.Module:
         """See `vitkit.protocols.model.Fuses`: one convolution."""
+        from vitkit.nn.fusion import FusedConv, can_fold  # read only when a model is fused
+
         for branch in (self.conv1, self.conv2):
             if type(branch) is not ConvNorm or len(branch) != 2 or is_watched(branch) or not can_fold(*branch):
                 return self

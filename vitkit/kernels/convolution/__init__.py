@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.kernels import is_traced, plain_only
 from vitkit.kernels.convolution import onednn, plain
-from vitkit.kernels.convolution.settings import RELU, Activation, Settings
+from vitkit.kernels.convolution.plain import RELU, Activation, Settings
 
 __all__ = ["RELU", "Activation", "Settings", "convolution"]
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from vitkit.kernels.convolution.settings import RELU, Activation, Settings
+from vitkit.kernels.convolution.plain import RELU, Activation, Settings
 
 
 def is_available() -> bool:

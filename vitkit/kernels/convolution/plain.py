@@ -1,10 +1,24 @@
 """A convolution with its activation, by PyTorch's operators one after the other."""
 
+from typing import Literal, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.kernels.convolution.settings import RELU, Settings
+Activation = Literal["silu"] | tuple[float | None, float | None] | None
+"""A pair limits the values to at least the first number and at most the second; None is no limit."""
+RELU = (0.0, None)
+
+
+class Settings(NamedTuple):
+    """A convolution's settings, as `F.conv2d` takes them, and the activation after it."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    activation: Activation = None
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, residual: Tensor | None) -> Tensor:
