@@ -76,12 +76,20 @@ def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
     return list(classes)
 
 
+def model_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `model` section of the config that a run's checkpoint has; {} for other files."""
+    try:
+        return dict(json.loads(checkpoint["config"])["model"])
+    except (KeyError, TypeError, ValueError):
+        return {}  # a bare state dict, a file of another project, or a damaged one
+
+
 def describe_run(checkpoint: Mapping[str, Any]) -> str | None:
     """Describe the run that wrote a checkpoint, for error messages; None for other files."""
+    model = model_in(checkpoint)
     try:
-        model = json.loads(checkpoint["config"])["model"]
         kind, tasks, classes = model["type"], model.get("tasks"), classes_of(checkpoint, "checkpoint") or ()
         task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # a state dict, a file of another project, or a damaged one
+    except (KeyError, TypeError, ValueError):
+        return None
     return f"a run of {kind}{task}" + (f" on {len(classes)} classes" if classes else "")

@@ -1,6 +1,5 @@
 """Loads the pretrained weights that a model's backbone names."""
 
-import json
 import logging
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -15,7 +14,7 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
 from vitkit.registry import BACKBONES, nearest
-from vitkit.weights.contents import PIXELS
+from vitkit.weights.contents import PIXELS, model_in
 from vitkit.weights.loading import LoadReport, load_weights
 from vitkit.weights.locate import (
     BACKBONE_WEIGHTS,
@@ -207,11 +206,7 @@ def pretraining_run(checkpoint: Weights) -> Path | None:
 
 def _model_in(checkpoint: Path) -> dict[str, Any]:
     """Return the model of the config that a run's checkpoint has; {} if there is no such file."""
-    config = read_metadata(checkpoint).get("config") if isfile(checkpoint) else None
-    try:
-        return dict(json.loads(config)["model"])
-    except (KeyError, TypeError, ValueError):
-        return {}
+    return model_in(read_metadata(checkpoint)) if isfile(checkpoint) else {}
 
 
 def _describe(backbone: Mapping[str, Any] | nn.Module) -> str:

@@ -1,6 +1,5 @@
 """Find and load frozen networks from which models learn: a name -> a backbone's spec and its weights."""
 
-import json
 from collections.abc import Mapping, Sequence
 from os.path import isdir
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import nn
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, Spec, nearest
-from vitkit.weights.contents import state_dict_of
+from vitkit.weights.contents import model_in, state_dict_of
 from vitkit.weights.loading import load_weights
 from vitkit.weights.locate import Located, find_weights
 from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone
@@ -57,12 +56,10 @@ def find_teacher(teacher: Spec) -> Teacher:
             f"{teacher!r} is neither a backbone nor a run's folder, a checkpoint or a model of the zoo. "
             f"{nearest(teacher, BACKBONES.names())}"
         ) from error
-    config = located.metadata.get("config")
-    if isinstance(config, str):
-        model = json.loads(config).get("model")
-    else:
-        model = None if located.zoo_name is None else load_published_config(located.zoo_name)["model"]
-    spec = model.get("backbone") if isinstance(model, Mapping) else None
+    model = model_in(located.metadata)
+    if not model and located.zoo_name is not None:
+        model = load_published_config(located.zoo_name)["model"]
+    spec = model.get("backbone")
     if not spec:
         raise CheckpointError(
             f"{located}: does not say which backbone its weights are for. Name it: "

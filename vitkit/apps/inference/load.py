@@ -291,7 +291,7 @@ def find_model(
     named = _locate_model(source)
     if named.kind == "config":
         return FoundModel(load_config(Path(source), overrides, trust=trust), located)
-    if located is not None and named.kind in ("checkpoint", "exported"):
+    if located is not None and named.kind in FILES:
         raise ConfigError(
             f"{source}: is not a config, and has its own weights; got also {str(located)!r}. Give one of the two."
         )
