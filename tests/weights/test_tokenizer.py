@@ -29,7 +29,7 @@ def test_tokens_have_the_numbers_of_the_file(vocabulary_file):
     prompt = encode_phrases(vocabulary, ["A Hotdogs", "cat"])
     words = [BERT_TOKENS[token] for token in ("a", "hot", "##dog", "##s", ".", "cat", ".")]
     assert prompt.tokens == [101, *words, 102]
-    assert prompt.blocks == [-1, 0, 0, 0, 0, 0, 1, 1, -1]
+    assert prompt.phrase_ids == [-1, 0, 0, 0, 0, 0, 1, 1, -1]
 
 
 def test_a_folder_or_either_file_may_be_given(vocabulary_file):
