@@ -287,7 +287,9 @@ TRAINING_QUERIES = Registry("training_queries", "vitkit.training_queries", in_er
 TEXT_ENCODERS = Registry("text_encoder", "vitkit.nn.text_encoders", in_errors=True)
 MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq", in_errors=True, base="vitkit.protocols.model.Model")
 MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
-CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="vitkit.protocols.criterion.Criterion")
+CRITERIA = Registry(
+    "criterion", "vitkit.losses", "vitkit.models", in_errors=True, base="vitkit.protocols.criterion.Criterion"
+)
 DATASETS = Registry(
     "dataset",
     "vitkit.data.datasets",
@@ -301,7 +303,7 @@ ALBUMENTATIONS = Registry("albumentation", "vitkit.data.transforms")
 OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers", in_errors=True)
 SCHEDULES = Registry("schedule", "vitkit.engine.schedules", in_errors=True)
 EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="vitkit.protocols.evaluator.Evaluator")
-HOOKS = Registry("hook", "vitkit.engine.hooks")
+HOOKS = Registry("hook", "vitkit.engine.hooks", "vitkit.models")
 SECTIONS = Registry("section", "vitkit.data.loading.settings", "vitkit.engine.settings")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 

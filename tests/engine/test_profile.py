@@ -4,8 +4,7 @@ import pytest
 from helpers.clocks import Clock
 
 import vitkit
-from vitkit.engine.hooks import StepProfile
-from vitkit.engine.hooks.base import Hook
+from vitkit.engine.hooks import Hook, StepProfile
 from vitkit.engine.hooks.profile import PARTS
 from vitkit.errors import ConfigError
 

@@ -13,9 +13,9 @@ import vitkit
 from vitkit import ConfigError
 from vitkit.apps.explanations.backbones import backbone_attention, draw_class_token
 from vitkit.apps.explanations.regions import attention_ratio
-from vitkit.engine.hooks import Hook, SelfDistillationSchedules
+from vitkit.engine.hooks import Hook
 from vitkit.engine.optimizers import layer_factors, parameter_groups
-from vitkit.losses.self_distillation import SelfDistillationLoss
+from vitkit.models.self_distillation import SelfDistillationLoss, SelfDistillationSchedules
 from vitkit.registry import DATASETS, MODELS
 from vitkit.weights import read_checkpoint
 

@@ -1,6 +1,7 @@
 """Student and teacher of self-distillation, their loss, and what is rejected."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,8 @@ from torchvision.ops import StochasticDepth
 
 from vitkit import build_model, load_weights
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.losses.self_distillation import SelfDistillationLoss
 from vitkit.models.pretraining import pooled_features
-from vitkit.models.self_distillation import remove_drop_path
+from vitkit.models.self_distillation import SelfDistillationLoss, SelfDistillationSchedules, remove_drop_path
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained
 
@@ -101,7 +101,8 @@ def test_each_view_of_the_student_is_compared_with_the_other_views_of_the_teache
 
 
 def test_center_follows_the_batches_of_taken_steps_only():
-    criterion, center = make_loss(center_momentum=0.9), torch.ones(1, 20)
+    criterion, model = make_loss(), make_model()
+    center = model.center.fill_(1)
     logits = [torch.full((2 * B, 20), float(value)) for value in (3, 5)]
     outputs = [
         dict(student_logits=torch.zeros(2 * B, 20), teacher_logits=x, teacher_features=torch.randn(6, 4), center=center)
@@ -110,12 +111,12 @@ def test_center_follows_the_batches_of_taken_steps_only():
     for batch in outputs:
         criterion(batch, [{}] * B)
     assert torch.equal(center, torch.ones(1, 20))  # not before the step
-    criterion.update_center(center)
-    torch.testing.assert_close(center, torch.full((1, 20), 0.9 + 0.1 * 4))
-    criterion(outputs[0], [{}] * B)
-    criterion.update_center(center, step_taken=False)
-    criterion.update_center(center)
-    torch.testing.assert_close(center, torch.full((1, 20), 0.9 + 0.1 * 4))
+    model.update_center(criterion.batch_means, 0.9)
+    torch.testing.assert_close(model.center, torch.full((1, 20), 0.9 + 0.1 * 4))
+    skipped = SimpleNamespace(decision=SimpleNamespace(take=False))
+    SelfDistillationSchedules().after_step(SimpleNamespace(model=model, criterion=criterion), skipped)
+    assert not criterion.batch_means  # those of a skipped step do not count in the next one
+    torch.testing.assert_close(model.center, torch.full((1, 20), 0.9 + 0.1 * 4))
 
 
 def test_meters_tell_uniform_equal_and_varied_outputs():

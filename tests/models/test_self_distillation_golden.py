@@ -8,14 +8,12 @@ import torch
 from golden.weights import Case, fill, grad_projection, load_case
 
 from vitkit import build_model
-from vitkit.engine.hooks import Hook, SelfDistillationSchedules
-from vitkit.engine.hooks.self_distillation import cosine
+from vitkit.engine.hooks import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
-from vitkit.losses.self_distillation import SelfDistillationLoss
 from vitkit.model_zoo.converters import write_names
-from vitkit.models.self_distillation import ProjectionHead
+from vitkit.models.self_distillation import ProjectionHead, SelfDistillationLoss, SelfDistillationSchedules, cosine
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import load_weights

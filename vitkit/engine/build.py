@@ -28,7 +28,7 @@ from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset, Loader
-from vitkit.protocols.learning import LearnsFromItself, LearnsFromTeacher
+from vitkit.protocols.learning import LearnsFromTeacher
 from vitkit.protocols.model import Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
@@ -360,13 +360,13 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, dataset: Datase
 
 
 def load_initial_weights(
-    model: nn.Module, spec: Spec, init: Located | None, classes: Sequence[str] | None, *, partial: bool = False
+    model: Model, spec: Spec, init: Located | None, classes: Sequence[str] | None, *, partial: bool = False
 ) -> None:
     """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
     backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
     backbone: Any = child(model, "backbone")
     with first_rank_first():
-        takes_backbone = backbone is not None and not hasattr(model, "trained_backbone")
+        takes_backbone = backbone is not None and model.trained_backbone is None
         run = pretraining_run(init) if init and takes_backbone else None
         if run is not None:
             load_backbone(backbone, str(run))
@@ -407,7 +407,7 @@ def prepare_model(
     if settings.strategy != "fsdp":
         model = model.to(device)
         return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None
-    if isinstance(model, LearnsFromItself):
+    if isinstance(model, Model) and model.student_backbone is not None:
         raise ConfigError(
             "train.strategy=fsdp: self-distillation keeps both student and teacher in full on every GPU. Set "
             "train.strategy=ddp."

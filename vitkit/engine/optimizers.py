@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpointed_blocks
 from vitkit.protocols.backbone import Backbone, with_defaults
-from vitkit.protocols.learning import LearnsFromItself
-from vitkit.protocols.model import child
+from vitkit.protocols.model import Model, child
 from vitkit.registry import OPTIMIZERS, nearest
 
 logger = logging.getLogger("vitkit")
@@ -217,7 +216,7 @@ def layer_factors(
 
 def trained_backbone_name(model: nn.Module) -> str:
     """Return the name of the backbone whose parameters the optimizer changes: "backbone", or that of a student."""
-    return model.student_backbone if isinstance(model, LearnsFromItself) else BACKBONE
+    return (model.student_backbone if isinstance(model, Model) else None) or BACKBONE
 
 
 def _block_names(model: nn.Module, inside: str) -> list[str]:

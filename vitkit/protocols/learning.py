@@ -1,9 +1,10 @@
-"""What models and criteria provide that learn from another network, or from a teacher of their own."""
+"""What models that learn from another network provide, and the hooks with which a method takes part in a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.structures import Batch
 
@@ -28,27 +29,53 @@ class LearnsFromTeacher(Protocol):
         """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""
 
 
-@runtime_checkable
-class LearnsFromItself(Protocol):
-    """A model with a student, which is trained, and a teacher, which follows it and is what the run is for."""
+class Hook:
+    """Base of objects that take part in a run besides the steps; methods are called on all ranks unless stated
+    otherwise.
 
-    student_backbone: str
-    """The name of the backbone that the optimizer changes; `backbone` is the teacher's."""
+    A subclass overrides the methods it needs. Those that return a context enclose a part of the run: write them as
+    generators with `@contextmanager` that `yield` at the point where that part runs.
 
-    def update_teacher(self, momentum: float) -> None:
-        """Move the teacher's parameters towards the student's: by 1 - momentum."""
+    What needs the gradients of a step registers itself at the optimizer when the training starts:
+    `run.optimizer.register_step_pre_hook`. A `run` is a `vitkit.engine.run.TrainRun`, a `step` a
+    `vitkit.engine.step.Step`.
+    """
 
-    def last_layer(self) -> Sequence[nn.Parameter]:
-        """Return the parameters of the student's last layer, which is frozen at first."""
+    def during_training(self, run: Any) -> AbstractContextManager[None]:
+        """Enclose the training, entered after the run is restored; an error that ends the run passes through it."""
+        return nullcontext()
 
+    def before_epoch(self, run: Any) -> None:
+        """Prepare for the first batch of an epoch, or of the rest of it after resuming."""
 
-@runtime_checkable
-class CentersTeacher(Protocol):
-    """A criterion that compares a student with its teacher, whose outputs it centers and sharpens."""
+    def after_step(self, run: Any, step: Any) -> None:
+        """Called after a step that was taken or, if `step.decision.take` is False, skipped."""
 
-    teacher_temperature: float | None
-    """Temperature of the teacher's softmax, set before each epoch; None: nothing has set it."""
+    def on_log(self, run: Any, record: Mapping[str, Any]) -> None:
+        """Handle a record of log.jsonl; only called on the main process.
 
-    def update_center(self, center: Tensor, *, step_taken: bool = True) -> None:
-        """Move the center, in place, towards the mean of the teacher's outputs since the last call, if the optimizer
-        took the step."""
+        Args:
+            record: `kind` is "train", with step, epoch, loss, losses (by name), lr, it_s, data_share and memory_mb; or
+                "val", with step, epoch and metrics (by name). Both have minutes and processor_minutes, the training
+                time so far.
+        """
+
+    def after_epoch(self, run: Any) -> None:
+        """Called after an epoch's batches, before its evaluation."""
+
+    def during_evaluation(self, run: Any) -> AbstractContextManager[None]:
+        """Enclose an evaluation."""
+        return nullcontext()
+
+    def after_evaluation(self, run: Any, metrics: Mapping[str, float]) -> None:
+        """Called with the evaluator's metrics; metrics of the training batches are included as train_NAME."""
+
+    def ends_epoch(self, run: Any) -> bool:
+        """Return whether the epoch ends after this step and is evaluated, although batches are left; asked after each
+        step and epoch. All ranks must agree."""
+        return False
+
+    def should_end(self, run: Any) -> bool:
+        """Return whether the run is complete although epochs are left; asked before each epoch and after its
+        evaluation. All ranks must agree."""
+        return False

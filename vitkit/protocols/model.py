@@ -133,6 +133,12 @@ class Model(nn.Module):
     new_parts: Sequence[str] = ()
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
+    trained_backbone: nn.Module | None = None
+    """The backbone that a run without labels trains for other models, whose weights it writes; None: it trains all."""
+    student_backbone: str | None = None
+    """The name of the backbone that the optimizer changes, if `backbone` is a teacher that follows it; None: that is
+    `backbone`."""
+
     uses_targets: bool = False
     """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""

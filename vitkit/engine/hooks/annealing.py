@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.errors import ConfigError
+from vitkit.protocols.learning import Hook
 from vitkit.registry import HOOKS
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
-from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.logging import LOG_NAME, print_line
 from vitkit.protocols.evaluator import is_measured
+from vitkit.protocols.learning import Hook
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vitkit.distributed import broadcast_object
-from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError
 from vitkit.logging import print_line
+from vitkit.protocols.learning import Hook
 
 
 class EndAfter(Hook):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from vitkit.devices import synchronize
-from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.errors import ConfigError
 from vitkit.logging import print_line
+from vitkit.protocols.learning import Hook
 from vitkit.registry import HOOKS
 
 PARTS = ("data", "forward", "loss", "backward", "optimizer", "other")

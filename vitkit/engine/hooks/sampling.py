@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError
+from vitkit.protocols.learning import Hook
 from vitkit.registry import HOOKS
 
 

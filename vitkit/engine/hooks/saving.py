@@ -12,11 +12,11 @@ from types import FrameType
 
 from vitkit.distributed import is_main
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
-from vitkit.engine.hooks.base import Hook
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import TrainRun
 from vitkit.logging import print_line
 from vitkit.protocols.evaluator import is_measured
+from vitkit.protocols.learning import Hook
 from vitkit.registry import nearest
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.
