@@ -4,8 +4,8 @@ import pytest
 from helpers.clocks import Clock
 
 import vitkit
-from vitkit.engine.hooks import Hook, StepProfile
-from vitkit.engine.hooks.profile import PARTS
+from vitkit.engine.hooks import Hook
+from vitkit.engine.hooks.profile import PARTS, StepProfile
 from vitkit.errors import ConfigError
 
 TINY = {

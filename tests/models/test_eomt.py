@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from vitkit.engine.build import build_model
-from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.models.eomt import MaskAnnealing
 from vitkit.models.windows import window_starts
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.ops.images import normalize_images

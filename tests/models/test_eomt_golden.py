@@ -7,9 +7,9 @@ from golden.weights import compare, grad_projection, load_case, rng_for
 from helpers.undrawn_models import undrawn
 
 from vitkit.engine.build import build_model
-from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.optimizers import adamw
 from vitkit.model_zoo.converters import convert_official
+from vitkit.models.eomt import MaskAnnealing
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.mask_postprocess import Geometry, PanopticRules, panoptic, upsample
 from vitkit.ops.masks import mask_logits

@@ -9,8 +9,7 @@ import vitkit
 from vitkit.engine import trainer
 from vitkit.engine.build import load_initial_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.losses.reconstruction import ReconstructionLoss
-from vitkit.models.mae import MAE, join_patches, patch_statistics, split_patches
+from vitkit.models.mae import MAE, ReconstructionLoss, join_patches, patch_statistics, split_patches
 from vitkit.nn.position import mae_positions
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights, read_checkpoint
@@ -213,7 +212,7 @@ def config(**train) -> dict:
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_same_masks(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "plot_training", lambda log_path, out_path: None)
+    monkeypatch.setattr(trainer, "plot_curves", lambda run_dir: None)
     whole = vitkit.train(config(), run_dir=tmp_path / "whole", device="cpu")
     assert {"knn/top1", "loss"} <= whole.metrics.keys()
     save_step = trainer.save_step

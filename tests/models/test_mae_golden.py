@@ -4,10 +4,9 @@ import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
 
-from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.model_zoo.converters import convert_official
 from vitkit.model_zoo.converters.vit import TRANSFORMERS
-from vitkit.models.mae import MAE
+from vitkit.models.mae import MAE, ReconstructionLoss
 
 FORMAT = next(form for form in TRANSFORMERS if form.name == "transformers ViTMAE")
 NAMES_IN_MEMORY = (

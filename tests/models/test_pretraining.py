@@ -9,9 +9,8 @@ from helpers.sharded_training import needs_newer_torch
 from vitkit.engine.parallel import shard, state_of
 from vitkit.errors import ConfigError
 from vitkit.losses.feature_distillation import FeatureDistillationLoss
-from vitkit.losses.reconstruction import ReconstructionLoss
 from vitkit.models.feature_distillation import FeatureDistillation
-from vitkit.models.mae import MAE
+from vitkit.models.mae import MAE, ReconstructionLoss
 from vitkit.models.pretraining import PretrainingModel, pooled_features
 from vitkit.ops.images import normalize_images
 from vitkit.registry import BACKBONES

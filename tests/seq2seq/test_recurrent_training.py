@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitkit.engine.hooks import ScheduledSampling
+from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import MODELS
 from vitkit.seq2seq.word_vectors import load_word_vectors

@@ -1,6 +1,7 @@
 """EoMT (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108): a plain ViT whose last blocks also process queries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -15,8 +16,9 @@ from vitkit.models.windows import WindowedMaskResults, cut_windows
 from vitkit.nn.attention import mask_bias
 from vitkit.ops.images import float_statistics, normalize_images, per_channel, pixel_statistics, unpadded_sizes
 from vitkit.ops.masks import mask_logits
+from vitkit.protocols.learning import Hook
 from vitkit.protocols.model import AttentionLayers
-from vitkit.registry import BACKBONES, MODELS, Spec
+from vitkit.registry import BACKBONES, HOOKS, MODELS, Spec
 
 
 @MODELS.register
@@ -195,6 +197,84 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
         expected = self.state_dict()  # a state dict that is not of an EoMT is rejected elsewhere
         queries, blocks = (len(names.get(key, expected[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
         return f"with num_queries={queries} and num_blocks={blocks}"
+
+
+@HOOKS.register
+class MaskAnnealing(Hook):
+    """Mask fewer and fewer queries of an `EoMT`, one block after another (section 3.3 of the paper).
+
+    A block masks all queries until its start, then a fraction of (1 - progress) ** power, and none from its end on.
+
+    Args:
+        start_steps, end_steps: optimizer steps for each block, first to last. None: a sixth of the run each, spread
+            evenly from a sixth to five sixths of it, as in the original's schedules.
+    Raises:
+        ConfigError: only one of the two is set, their lengths differ, an end is not after its start, or the power is
+            not positive.
+    """
+
+    def __init__(
+        self, *, start_steps: Sequence[int] | None = None, end_steps: Sequence[int] | None = None, power: float = 0.9
+    ):
+        if (start_steps is None) != (end_steps is None):
+            raise ConfigError("MaskAnnealing: expected both start_steps and end_steps, or neither.")
+        if start_steps is not None and end_steps is not None:
+            fits = len(start_steps) == len(end_steps) and all(a < b for a, b in zip(start_steps, end_steps))
+            if not fits:
+                raise ConfigError(
+                    f"MaskAnnealing: start_steps={list(start_steps)}, end_steps={list(end_steps)}: expected an end "
+                    "after each start."
+                )
+        if not power > 0:
+            raise ConfigError(f"MaskAnnealing: power={power}: expected a value above 0.")
+        self.start_steps = start_steps
+        self.end_steps = end_steps
+        self.power = power
+
+    @contextmanager
+    def during_training(self, run: Any) -> Iterator[None]:
+        """See `Hook`.
+
+        Raises:
+            ConfigError: the model has no masked attention, or a different number of blocks.
+        """
+        model = run.model
+        if not isinstance(model, EoMT):
+            raise ConfigError(
+                f"train.hooks: MaskAnnealing: {type(model).__name__} has no masked attention to anneal; EoMT has."
+            )
+        if self.start_steps is not None and len(self.start_steps) != model.num_blocks:
+            raise ConfigError(
+                f"train.hooks: MaskAnnealing: start_steps and end_steps are for {len(self.start_steps)} blocks, but "
+                f"model.num_blocks={model.num_blocks}. Expected one of each per block."
+            )
+        yield
+
+    def before_epoch(self, run: Any) -> None:
+        """Set the mask probabilities for the first step."""
+        self._set(run)
+
+    def after_step(self, run: Any, step: Any) -> None:
+        """Set the mask probabilities for the next step."""
+        self._set(run)
+
+    def _set(self, run: Any) -> None:
+        steps = run.settings.epochs * run.settings.steps_per_epoch(len(run.loader))
+        probabilities = self.probabilities(run.progress.step, steps, run.model.num_blocks)
+        run.model.set_mask_probabilities(probabilities)
+        if run.ema is not None:  # the average includes buffers, but this buffer is a setting
+            run.ema.module.set_mask_probabilities(probabilities)
+
+    def probabilities(self, step: int, total_steps: int, num_blocks: int) -> list[float]:
+        """Return the fraction of queries that each block masks in the step after `step` steps."""
+        if self.start_steps is None or self.end_steps is None:
+            gap = total_steps / 2 / max(1, num_blocks - 1)
+            starts = [total_steps / 6 + i * gap for i in range(num_blocks)]
+            spans = [(start, start + total_steps / 6) for start in starts]
+        else:
+            spans = [(float(start), float(end)) for start, end in zip(self.start_steps, self.end_steps)]
+        progress = [min(max((step - start) / (end - start), 0.0), 1.0) for start, end in spans]
+        return [(1 - share) ** self.power for share in progress]
 
 
 def _check_backbone(backbone: nn.Module) -> None:

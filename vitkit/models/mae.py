@@ -4,10 +4,12 @@ https://arxiv.org/abs/2111.06377).
 Shapes: B batch, h x w patches, L = h * w, K patches are kept, M = L - K are removed, P = patch_size**2 * channels.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitkit.backbones.base import check_at_least_1
 from vitkit.backbones.vit import Tokens, ViT
@@ -17,7 +19,8 @@ from vitkit.models.pretraining import PretrainingModel, pooled_features
 from vitkit.nn.layers import Linear
 from vitkit.nn.position import mae_positions, resize_positions_2d
 from vitkit.ops.images import per_channel, pixel_statistics
-from vitkit.registry import MODELS, Spec
+from vitkit.protocols.criterion import Criterion
+from vitkit.registry import CRITERIA, MODELS, Spec
 
 _VARIANCE_EPS = 1e-6
 
@@ -221,6 +224,27 @@ class MAE(PretrainingModel):
                 "of data.train.transforms to one."
             )
         return height // side, width // side
+
+
+@CRITERIA.register
+class ReconstructionLoss(Criterion):
+    """Mean squared error of the removed patches' values."""
+
+    needs_outputs = ("pred_patches", "target_patches")
+
+    def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Compute the loss.
+
+        Args:
+            outputs: pred_patches and target_patches (B, M, P), only of the patches that the model did not see.
+            targets: not read.
+        Returns:
+            reconstruction: the mean over the values of all patches, of which every image has equally many.
+        """
+        predicted, values = outputs["pred_patches"], outputs["target_patches"]
+        with torch.autocast(predicted.device.type, enabled=False):
+            # The values have full precision, also under autocast.
+            return {"reconstruction": F.mse_loss(predicted.to(values.dtype), values)}
 
 
 def split_patches(images: Tensor, side: int) -> Tensor:

@@ -4,18 +4,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
-from vitkit.engine.hooks.pausing import EndAfter
-from vitkit.engine.hooks.profile import StepProfile
-from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, FailedEvaluation, Interrupted, Signals
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.protocols.learning import Hook
 from vitkit.registry import HOOKS, nearest
 
-__all__ = ["EndAfter", "Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "StepProfile", "default_hooks"]
+__all__ = ["Hook", "Interrupted", "default_hooks"]
 
 _CALLED = ("before_", "after_", "during_", "on_")
 """How the names of methods begin that a run calls."""
