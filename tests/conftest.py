@@ -80,7 +80,7 @@ def curves_drawn_once(monkeypatch):
     if trainer := sys.modules.get("vitkit.engine.trainer"):
         from helpers.drawn_curves import plot_once
 
-        monkeypatch.setattr(trainer, "plot_training", plot_once)
+        monkeypatch.setattr(trainer, "plot_curves", plot_once)
 
 
 @pytest.fixture

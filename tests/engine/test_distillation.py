@@ -2,13 +2,14 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.processes import on_ranks
 
 import vitkit
-from vitkit.engine import build
+from vitkit.engine import teaching
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.losses.feature_distillation import FeatureDistillationLoss
@@ -106,7 +107,9 @@ class Batches:
 def two_steps(rank, ranks):
     torch.manual_seed(0)
     model = FeatureDistillation(VIT, BACKBONES.build(dict(VIT, d_model=32)), maps="all")
-    build.measure_teacher(model, Batches(rank, ranks), 4 // ranks)
+    data, train_set = SimpleNamespace(batch_size_per_gpu=4 // ranks), SimpleNamespace(classes=None)
+    start = dict(datasets={"train": train_set}, checkpoint=None, loader=Batches(rank, ranks), data=data)
+    teaching.Teaching(model, SimpleNamespace(**start)).begin(model)
     trained = torch.nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for batch in Batches(rank, ranks):
@@ -131,7 +134,7 @@ def test_the_students_features_become_those_of_the_teacher_also_for_new_images()
     config = vitkit.load_config("quickstart/distillation")
     torch.manual_seed(0)
     model = vitkit.build_model(dict(config["model"], backbone=dict(type="ResNet", depth=18, base_channels=16)))
-    build.add_teacher(model, None)
+    teaching.add_teacher(model, None)
     dataset = vitkit.build_dataset(dict(type="ShapesClassification", image_size=64, num_images=48))
     images = torch.stack([dataset[i]["image"] for i in range(48)])
     model.measure_teacher([Batch({"images": images[:32]}, [{}] * 32)])
@@ -161,12 +164,12 @@ def test_a_run_teaches_with_the_backbone_that_it_has_trained(teacher):
     assert found.backbone["pretrained"] == "run" and found.backbone["base_channels"] == 8
     for name in ("run", "run/backbone.pth", "run/last.pth"):
         model = FeatureDistillation(VIT, name)
-        build.add_teacher(model, None)
+        teaching.add_teacher(model, None)
         taught = model.frozen_teacher.network.state_dict()
         assert all(torch.equal(x, taught[key]) for key, x in read_checkpoint("run/backbone.pth")["model"].items())
     shutil.rmtree("run")
     with pytest.raises(ConfigError, match=r"^model\.teacher: 'run' is neither a backbone nor a run's folder"):
-        build.add_teacher(FeatureDistillation(VIT, "run"), None)
+        teaching.add_teacher(FeatureDistillation(VIT, "run"), None)
 
 
 @pytest.mark.parametrize(
@@ -184,5 +187,5 @@ def test_a_run_teaches_with_the_backbone_that_it_has_trained(teacher):
 )
 def test_a_teacher_without_weights_is_an_error(teacher, message):
     with pytest.raises((ConfigError, CheckpointError)) as error:
-        build.add_teacher(FeatureDistillation(VIT, teacher), None)
+        teaching.add_teacher(FeatureDistillation(VIT, teacher), None)
     assert message in str(error.value)

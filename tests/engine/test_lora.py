@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,11 +176,16 @@ def test_random_base_and_shards_are_errors(runs):
         TrainSettings(epochs=1, strategy="fsdp", lora=dict(layers="*"))
 
 
+def start_with(**options):
+    """Return what a preparation for LoRA reads of a run's start."""
+    return SimpleNamespace(settings=SimpleNamespace(lora=options))
+
+
 def test_frozen_part_that_stays_random_is_warned_of(runs, caplog):
     model = MODELS.build(load_config(runs / "lora.py")["model"], num_classes=3)
-    run = LoRARun(model, dict(layers="backbone.*qkv", train="backbone.norm"))
+    run = LoRARun(model, start_with(layers="backbone.*qkv", train="backbone.norm"))
     torch.nn.init.normal_(model.backbone.pos_embed)
-    run.check_start(model)
+    run.begin(model)
     assert "frozen but not in the weights that the run starts from" in caplog.text and "train.lora.train" in caplog.text
 
 
@@ -205,4 +211,4 @@ def test_pretraining_has_no_lora():
     backbone = dict(type="ViT", image_size=32, patch_size=8, d_model=32, depth=1, num_heads=2)
     model = PretrainingModel(backbone)
     with pytest.raises(ConfigError, match=r"train\.lora: PretrainingModel trains a backbone for other models"):
-        LoRARun(model, dict(layers="*qkv"))
+        LoRARun(model, start_with(layers="*qkv"))

@@ -12,7 +12,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from vitkit.engine import build
-from vitkit.engine.build import prepare_model
+from vitkit.engine.build import place_model
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.parallel import is_sharded, load_state, shard, state_of
 from vitkit.engine.settings import TrainSettings
@@ -130,7 +130,7 @@ def test_weights_that_are_sharded_keep_their_layout():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         settings = TrainSettings(epochs=1, strategy="fsdp", channels_last=True)
-        model, average = prepare_model(nn.Conv2d(2, 2, 3), settings, CPU)
+        model, average = place_model(nn.Conv2d(2, 2, 3), settings, CPU)
         assert is_sharded(model) and average is None
         image = torch.randn(1, 2, 9, 9).to(memory_format=torch.channels_last)
         assert model(image).is_contiguous(memory_format=torch.channels_last)
@@ -141,10 +141,10 @@ def test_weights_that_are_sharded_keep_their_layout():
 def test_batch_norms_of_cpu_processes_are_not_synchronized(monkeypatch, caplog):
     monkeypatch.setattr(build, "world_size", lambda: 2)
     settings = TrainSettings(epochs=1, sync_batch_norm=True)
-    model, _ = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), settings, CPU)
+    model, _ = place_model(nn.Sequential(nn.BatchNorm2d(2)), settings, CPU)
     assert type(model[0]) is nn.BatchNorm2d and "on GPUs only; here each process" in caplog.text
     # A device without memory takes what a GPU would.
-    model, _ = prepare_model(nn.Sequential(nn.BatchNorm2d(2), BatchNormAct2d(2)), settings, torch.device("meta"))
+    model, _ = place_model(nn.Sequential(nn.BatchNorm2d(2), BatchNormAct2d(2)), settings, torch.device("meta"))
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in model) and model[1].act is not None
 
 

@@ -9,8 +9,7 @@ from helpers.toy_training import CPU, Batches, Regression, SquaredError, records
 
 from vitkit.config import load_config
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
-from vitkit.engine.hooks import Hook
-from vitkit.engine.hooks.pausing import EndAfter
+from vitkit.engine.hooks import EndAfter, Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import describe, fit, seed_everything

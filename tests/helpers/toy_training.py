@@ -12,6 +12,7 @@ from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
 from vitkit.logging import LOG_NAME
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
 
@@ -27,7 +28,7 @@ class Regression(nn.Module):
         return {"value": self.layers(images)[:, 0]}
 
 
-class SquaredError(nn.Module):
+class SquaredError(Criterion):
     def __init__(self):
         super().__init__()
         self.meters = {"close": RatioMeter()}

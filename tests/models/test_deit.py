@@ -5,7 +5,7 @@ import torch
 
 import vitkit
 from vitkit.data.transforms.mixing import BatchMixing
-from vitkit.engine import build
+from vitkit.engine import teaching
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.models.classifier import Classifier
@@ -92,7 +92,7 @@ def test_a_run_teaches_students_of_the_same_classes_which_then_do_without_it(tmp
 
     other = DistilledClassifier(DEIT, str(tmp_path / "best.pth"), num_classes=6)
     with pytest.raises(CheckpointError, match=r"^model\.teacher: .*its class head is for other classes"):
-        build.add_teacher(other, [f"class {i}" for i in range(6)])
+        teaching.add_teacher(other, [f"class {i}" for i in range(6)])
     with pytest.raises(ConfigError, match="no teacher_logits"):  # it was not added
         ClassificationLoss(distillation=dict(kind="hard"))(other(images_of()), [{"label": 1}] * 4)
 

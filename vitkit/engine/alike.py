@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vitkit import __version__
-from vitkit.config import cfg_diff
+from vitkit.config.load import cfg_diff
 from vitkit.distributed import barrier, broadcast_object, gather_objects, world_size
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols.dataset import Dataset

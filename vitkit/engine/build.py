@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +11,29 @@ import torch
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
-from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
+from vitkit.config.load import Config
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import match_classes
-from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
-from vitkit.engine.checkpointing import rng_state, set_rng_state
-from vitkit.engine.lora import LoRARun
 from vitkit.engine.parallel import shard
+from vitkit.engine.preparation import Preparation
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
-from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
 from vitkit.protocols.criterion import Criterion
-from vitkit.protocols.dataset import Dataset, Loader
-from vitkit.protocols.learning import LearnsFromTeacher
+from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights
-from vitkit.weights.contents import TEACHER
 from vitkit.weights.locate import BACKBONE_WEIGHTS, Located, locate_weights
 from vitkit.weights.pretrained import load_backbone, pretraining_run
-from vitkit.weights.reading import read_metadata
-from vitkit.weights.teachers import find_teacher, load_teacher
 from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
-IMAGES_MEASURED = 256
-"""Number of training images on which a teacher is measured."""
 
 
 def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
@@ -64,8 +54,11 @@ def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSe
     """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
     per_step = 1 if settings.images_per_step is None else settings.accumulate
     loader = data.train_loader(train_set, settings.seed, batches_per_step=per_step)
-    transforms = train_set.batch_transforms
-    return loader if transforms is None else TransformedLoader(loader, transforms, device)
+    if train_set.batch_transforms is None:
+        return loader
+    from vitkit.data.loading.transformed import TransformedLoader  # few datasets transform whole batches
+
+    return TransformedLoader(loader, train_set.batch_transforms, device)
 
 
 def share_vocabularies(
@@ -214,60 +207,6 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
     return model
 
 
-def add_teacher(model: nn.Module, classes: Sequence[str] | None) -> str | None:
-    """Give a model the frozen network that its config names as `teacher`, with its weights; return where these came
-    from, or None if it has none. To be called before the model's own weights are loaded.
-
-    Args:
-        classes: the dataset's classes.
-    Raises:
-        VitkitError: there is no such network, or it would have random weights, or others than the config says.
-    """
-    if not isinstance(model, LearnsFromTeacher) or model.teacher is None:
-        return None
-    try:
-        teacher = find_teacher(model.teacher)
-        with torch.random.fork_rng(devices=[]):  # a resumed run draws the same numbers, whatever its model starts from
-            network = model.build_teacher(teacher.backbone)
-        source = load_teacher(network, teacher, classes)
-        model.take_teacher(network)
-    except VitkitError as error:
-        raise type(error)(f"model.teacher: {error}") from error
-    return source
-
-
-def check_teacher(model: nn.Module, checkpoint: Path | None, source: str | None) -> dict[str, str]:
-    """Return what checkpoints say about the frozen network that a model learns from; {} if there is none.
-
-    Args:
-        checkpoint: of the run that is resumed.
-        source: where the network's weights came from.
-    Raises:
-        CheckpointError: the run was started with another network.
-    """
-    key = model.teacher_key() if isinstance(model, LearnsFromTeacher) else None
-    if key is None:
-        return {}
-    about = {TEACHER: f"{key:016x}"}
-    saved = {} if checkpoint is None else read_metadata(checkpoint)
-    if saved.get(TEACHER, about[TEACHER]) != about[TEACHER]:
-        raise CheckpointError(
-            f"{checkpoint}: learned from another teacher than {source or 'that'} is now (fingerprint of its weights "
-            f"{saved[TEACHER]} in the run, {about[TEACHER]} now). Put the teacher's weights back; to learn from the "
-            "new ones, start a new run (--init takes the student's weights)."
-        )
-    return about
-
-
-def measure_teacher(model: nn.Module, loader: Loader, images_per_batch: int) -> None:
-    """Let a model measure its teacher on the first training images, whose order and transforms stay the same."""
-    if isinstance(model, LearnsFromTeacher):
-        state = rng_state()
-        loader.set_position(0)
-        model.measure_teacher(islice(loader, -(-IMAGES_MEASURED // (images_per_batch * world_size()))))
-        set_rng_state(state)
-
-
 def check_prompts(spec: Spec, dataset: Dataset) -> None:
     """Check that a dataset has prompts if a config's model reads them, and only then.
 
@@ -379,11 +318,11 @@ def load_initial_weights(
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
 
 
-def prepare_model(
-    model: nn.Module, settings: TrainSettings, device: torch.device, lora: LoRARun | None = None
+def place_model(
+    model: nn.Module, settings: TrainSettings, device: torch.device, preparations: Sequence[Preparation] = ()
 ) -> tuple[nn.Module, nn.Module | None]:
     """Move the model to the device, with the memory format, batch norms and sharding that the settings specify, and
-    add the pairs of LoRA.
+    finish its preparations.
 
     Returns:
         the model; and if it is sharded and has a moving average, a copy for that, sharded alike.
@@ -400,9 +339,11 @@ def prepare_model(
             )
         else:
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    if lora is not None:
-        lora.add_pairs(model)
+    for preparation in preparations:  # after batch norms were replaced
+        preparation.finish(model)
     if device.type == "cpu" and settings.precision != "fp32":
+        from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32  # only half precision needs it
+
         compute_narrow_maps_in_float32(model)
     if settings.strategy != "fsdp":
         model = model.to(device)

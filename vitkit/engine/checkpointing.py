@@ -26,6 +26,7 @@ from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
 from vitkit.ops.images import pixel_statistics
+from vitkit.protocols.model import Model
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.weights.contents import PIXELS
@@ -177,7 +178,7 @@ class RunCheckpoints:
         per_rank_lists = {name: [state[name] for state in per_rank] for name in ("rng", "meters")}
         files = {LAST_NAME: (self.parts, values | per_rank_lists)}
         averaged = self.parts["ema"].module if "ema" in self.parts else self.parts["model"]
-        if (trained := getattr(averaged, "trained_backbone", None)) is not None:
+        if isinstance(averaged, Model) and (trained := averaged.trained_backbone) is not None:
             statistics = {name: list(of_channels) for name, of_channels in pixel_statistics(trained).items()}
             files = {BACKBONE_WEIGHTS: ({"model": trained}, values | {PIXELS: statistics}), **files}
         if is_best:

@@ -83,7 +83,8 @@ def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
             f"{name}: returns {type(outputs).__name__}; expected a dict of outputs by name. See class Head in "
             "vitkit/protocols/model.py."
         )
-    missing = [field for field in getattr(criterion, "needs_outputs", ()) if field not in outputs]
+    needed = criterion.needs_outputs if isinstance(criterion, Criterion) else ()
+    missing = [field for field in needed if field not in outputs]
     if missing:
         raise ConfigError(
             f"{name}: returns {_list(outputs)}, but criterion {type(criterion).__name__} also needs "

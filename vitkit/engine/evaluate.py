@@ -48,9 +48,9 @@ def evaluate(
     Raises:
         TrainingError: there is not enough memory for a batch.
     """
-    if getattr(criterion, "training_only", False):
+    if isinstance(criterion, Criterion) and criterion.training_only:
         criterion = None
-    meters = getattr(criterion, "meters", {})  # there may be no criterion
+    meters = criterion.meters if isinstance(criterion, Criterion) else {}
     takes_outputs = evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs
     remedies = partial(evaluation_remedies, precision=precision)

@@ -4,44 +4,52 @@ import logging
 
 from torch import nn
 
+from vitkit.engine.preparation import Preparation, Start
 from vitkit.errors import ConfigError
 from vitkit.logging import print_line
-from vitkit.nn.lora import LoRA, LoRAOptions
+from vitkit.nn.lora import LoRA
+from vitkit.protocols.model import Model
 from vitkit.text_format import pluralize
+from vitkit.weights.contents import LORA
 
 logger = logging.getLogger("vitkit")
 
 
-class LoRARun:
-    """LoRA in a run: build it with the model as constructed, load weights, then call `add_pairs`.
+class LoRARun(Preparation):
+    """LoRA in a run.
 
     Raises:
         ConfigError: the model is one of pretraining, or a pattern matches nothing.
     """
 
-    def __init__(self, model: nn.Module, options: LoRAOptions):
-        if hasattr(model, "trained_backbone"):
+    def __init__(self, model: Model, start: Start):
+        super().__init__(model, start)
+        if model.trained_backbone is not None:
             raise ConfigError(
                 f"train.lora: {type(model).__name__} trains a backbone for other models, which take all its "
                 "weights. Leave it out."
             )
-        self.lora = LoRA(**options)
+        self.lora = LoRA(**(start.settings.lora or {}))
         trained = self.lora.trained_names(model)
         self._constructed = {
             name: value.detach().clone()
             for name, value in model.named_parameters()
             if value.dim() > 1 and name not in trained
         }
-        self.about = {"rank": self.lora.rank, "alpha": self.lora.alpha}
-        """What checkpoints say about LoRA."""
+        self.about = {LORA: {"rank": self.lora.rank, "alpha": self.lora.alpha}}
 
-    def check_start(self, model: nn.Module) -> None:
+    @classmethod
+    def is_needed(cls, model: Model, start: Start) -> bool:
+        """Return whether the run's settings have LoRA."""
+        return start.settings.lora is not None
+
+    def begin(self, model: Model) -> None:
         """Check that the frozen weights of a new run have been loaded.
 
         Raises:
             ConfigError: all are random.
         """
-        random = [name for name, value in self._constructed.items() if value.equal(model.get_parameter(name))]
+        random = [name for name, value in self._constructed.items() if value.equal(model.get_parameter(name).cpu())]
         if random and len(random) == len(self._constructed):
             raise ConfigError(
                 "train.lora: the frozen weights would be random. Start from weights (--init), or set "
@@ -55,7 +63,7 @@ class LoRARun:
                 random[0],
             )
 
-    def add_pairs(self, model: nn.Module) -> None:
+    def finish(self, model: nn.Module) -> None:
         """Add the pairs to a model, and freeze its weights.
 
         Raises:

@@ -24,14 +24,13 @@ from typing import Any, NamedTuple
 import torch
 
 from vitkit import __version__
-from vitkit.config import cfg_diff, value_at
+from vitkit.config.load import cfg_diff, value_at
 from vitkit.config.schema import MISSING
 from vitkit.devices import describe_processor, device_name
 from vitkit.distributed import broadcast_object, is_main, world_size
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, find_newest_checkpoint
 from vitkit.errors import ConfigError
 from vitkit.io.atomic import write_atomically
-from vitkit.io.git_files import read_git_state
 from vitkit.logging import LOG_NAME
 
 try:
@@ -385,6 +384,8 @@ def record_start(run_dir: Path, device: torch.device) -> None:
     starts = []
     with suppress(OSError, ValueError):
         starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
+    from vitkit.io.git_files import read_git_state  # only the main process records a start
+
     repositories = (read_git_state(folder) for folder in (Path(__file__).parent, Path.cwd()))
     start = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from vitkit.config import value_at
+from vitkit.config.load import Config, value_at
 from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import has_bfloat16
 from vitkit.errors import ConfigError
@@ -218,5 +218,5 @@ def require(config: Mapping[str, Any], *keys: str) -> None:
     """
     missing = [key for key in keys if value_at(config, key) is None]
     if missing:
-        path = getattr(config, "path", "config")
+        path = config.path if isinstance(config, Config) else "config"
         raise ConfigError(f"{path}: {', '.join(missing)} not set; configs/quickstart/detr.py shows each of them.")

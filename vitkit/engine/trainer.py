@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
+from vitkit.config.load import Config, load_config, save_config
+from vitkit.config.paths import make_data_paths_absolute
 from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import (
@@ -30,9 +31,9 @@ from vitkit.engine import build, validation
 from vitkit.engine.alike import check_same_data, check_same_start
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
-from vitkit.engine.feature_cache import cache_features
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
 from vitkit.engine.lora import LoRARun
+from vitkit.engine.preparation import Preparation, Start, StoredFeatures
 from vitkit.engine.restart import restart_from_best, restore_average
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import (
@@ -48,19 +49,21 @@ from vitkit.engine.run_folder import (
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
+from vitkit.engine.teaching import Teaching
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols.criterion import ChangesAtEpoch
 from vitkit.protocols.dataset import Dataset
+from vitkit.protocols.model import Model
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import pluralize
-from vitkit.visualization.curves import plot_training
-from vitkit.weights.contents import LORA
 from vitkit.weights.locate import Located, find_weights
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
+PREPARATIONS: tuple[type[Preparation], ...] = (LoRARun, StoredFeatures, Teaching)
+"""What a run may prepare in its model, in this order."""
 _REQUIRED = ("model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs")
 
 
@@ -118,10 +121,17 @@ def run_training(
             raise
         if is_main():
             with validation.failed_drawing_reported(folder.path / "curves.png"):
-                plot_training(folder.path / LOG_NAME, folder.path / "curves.png")
+                plot_curves(folder.path)
             written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
             print_line(f"done: {', '.join(written)} are in {folder.path}")
     return folder.path
+
+
+def plot_curves(run_dir: Path) -> None:
+    """Plot the losses and metrics of a run that is done."""
+    from vitkit.visualization.curves import plot_training  # once a run, by one process
+
+    plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
 
 
 def check_training(
@@ -177,22 +187,18 @@ def build_run(
     loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
-    model: Any = build.build_model_for(config, train_set, vocabularies)
-    with first_rank_first():
-        if source := build.add_teacher(model, metadata.get("classes")):
-            logger.info("teacher: weights from %s", source)
-        metadata |= build.check_teacher(model, folder.checkpoint, source)
-    lora = None if settings.lora is None else LoRARun(model, settings.lora)
-    if not folder.checkpoint:
-        build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
-        if lora is not None:
-            lora.check_start(model)
-        if data.cache_features is not None:
-            files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
-            for split, path in files.items():
-                config["data"][split]["features"] = path  # for a resumed run
-        build.measure_teacher(model.to(device), loader, data.batch_size_per_gpu)
-    model, model_to_average = build.prepare_model(model, settings, device, lora)
+    start = Start(
+        config=config,
+        data=data,
+        settings=settings,
+        datasets={"train": train_set, "val": val_set},
+        loader=loader,
+        device=device,
+        checkpoint=folder.checkpoint,
+    )
+    built = build.build_model_for(config, train_set, vocabularies)
+    model, model_to_average, about = prepare_model(built, start, init=init, partial_init=partial_init)
+    metadata |= about
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
         seed_everything(settings.seed + rank())
@@ -211,19 +217,12 @@ def build_run(
         settings=settings,
         device=device,
         run_dir=folder.path,
-        saved_with={"config": json.dumps(config), **metadata, **({} if lora is None else {LORA: lora.about})},
+        saved_with={"config": json.dumps(config), **metadata},
         owns_folder=folder.is_mine,
         model_to_average=model_to_average,
     )
     print_line(describe(run, train_set, val_set, vocabularies))
-    if idle := idle_devices(device):
-        logger.warning(
-            "%s idle: this run uses one of %d. Train on all of them by torchrun --nproc-per-node %d -m "
-            "vitkit.tools.train …, or hide the others (CUDA_VISIBLE_DEVICES=0).",
-            "1 GPU is" if idle == 1 else f"{idle} GPUs are",
-            idle + 1,
-            idle + 1,
-        )
+    warn_of_idle_devices(device)
     if not folder.checkpoint:
         if data.on_error == "raise":
             check_sample(train_set, "data.train", needs_targets=criterion.needs_targets)
@@ -232,6 +231,25 @@ def build_run(
         validation.validate, run=run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
     )
     return run, validate
+
+
+def prepare_model(
+    model: Model, start: Start, *, init: Located | None, partial_init: bool
+) -> tuple[Any, nn.Module | None, dict[str, Any]]:
+    """Load the weights that a new run starts from, and prepare the model for training.
+
+    Returns:
+        the model; its copy for a moving average, see `build.place_model`; and what checkpoints say about it.
+    """
+    preparations = [prepare(model, start) for prepare in PREPARATIONS if prepare.is_needed(model, start)]
+    if not start.checkpoint:
+        classes = start.datasets["train"].classes
+        build.load_initial_weights(model, start.config["model"], init, classes, partial=partial_init)
+        model.to(start.device)
+        for preparation in preparations:
+            preparation.begin(model)
+    prepared, to_average = build.place_model(model, start.settings, start.device, preparations)
+    return prepared, to_average, {name: value for part in preparations for name, value in part.about.items()}
 
 
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
@@ -249,6 +267,18 @@ def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: 
         f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
         f"{world_size()} x {run.device.type}{threads}, {run.settings.precision}"
     )
+
+
+def warn_of_idle_devices(device: torch.device) -> None:
+    """Warn if other GPUs of this machine have nothing to do."""
+    if idle := idle_devices(device):
+        logger.warning(
+            "%s idle: this run uses one of %d. Train on all of them by torchrun --nproc-per-node %d -m "
+            "vitkit.tools.train …, or hide the others (CUDA_VISIBLE_DEVICES=0).",
+            "1 GPU is" if idle == 1 else f"{idle} GPUs are",
+            idle + 1,
+            idle + 1,
+        )
 
 
 def prepare_run_dir(
@@ -289,35 +319,12 @@ def fit(
         CheckpointError: `resume` does not fit this run, or the last state cannot be written.
         Interrupted: a signal requested the end, and the state is saved.
     """
-    settings, progress = run.settings, run.progress
+    settings = run.settings
     run.hooks = default_hooks(settings, hooks)
     if resume:
-        progress = run.progress = run.checkpoints.resume(
-            resume,
-            steps_per_epoch=settings.steps_per_epoch(len(run.loader)),
-            same_for_any_ranks=settings.images_per_step is not None,
-        )
-        _check_position(run)
-        if run.ema is not None:
-            restore_average(run)
-    if settings.restart_epoch is not None and settings.restart_epoch >= settings.epochs:
-        logger.warning(
-            "train.restart_epoch=%d: the run ends before, with train.epochs=%d, so it never returns to its best "
-            "weights.",
-            settings.restart_epoch,
-            settings.epochs,
-        )
-    for name, module in run.criterion.named_modules(prefix="criterion"):
-        changes_at = module.changes_at if isinstance(module, ChangesAtEpoch) else None
-        if changes_at is not None and changes_at >= settings.epochs:
-            logger.warning(
-                "%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that epoch in "
-                "its settings, or train longer.",
-                name,
-                type(module).__name__,
-                changes_at,
-                settings.epochs,
-            )
+        restore(run, resume)
+    progress = run.progress
+    warn_of_later_changes(run)
     run.checkpoints.check_disk_space()
     if on_start:
         on_start()
@@ -345,6 +352,41 @@ def fit(
             progress.epoch, progress.batch = epoch + 1, 0
             save_epoch(run, best_before)
     return progress
+
+
+def restore(run: TrainRun, checkpoint: Path) -> None:
+    """Restore the state of a run from one of its checkpoints."""
+    run.progress = run.checkpoints.resume(
+        checkpoint,
+        steps_per_epoch=run.settings.steps_per_epoch(len(run.loader)),
+        same_for_any_ranks=run.settings.images_per_step is not None,
+    )
+    _check_position(run)
+    if run.ema is not None:
+        restore_average(run)
+
+
+def warn_of_later_changes(run: TrainRun) -> None:
+    """Warn of changes, by the settings or in the criterion, at epochs that the run does not reach."""
+    settings = run.settings
+    if settings.restart_epoch is not None and settings.restart_epoch >= settings.epochs:
+        logger.warning(
+            "train.restart_epoch=%d: the run ends before, with train.epochs=%d, so it never returns to its best "
+            "weights.",
+            settings.restart_epoch,
+            settings.epochs,
+        )
+    for name, module in run.criterion.named_modules(prefix="criterion"):
+        changes_at = module.changes_at if isinstance(module, ChangesAtEpoch) else None
+        if changes_at is not None and changes_at >= settings.epochs:
+            logger.warning(
+                "%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that epoch in "
+                "its settings, or train longer.",
+                name,
+                type(module).__name__,
+                changes_at,
+                settings.epochs,
+            )
 
 
 def train_epoch(run: TrainRun, epoch: int) -> None:

@@ -21,7 +21,6 @@ from vitkit.errors import DataError
 from vitkit.logging import print_line
 from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
-from vitkit.visualization.predictions import draw_predictions
 
 logger = logging.getLogger("vitkit")
 NUM_DRAWN = 8
@@ -99,6 +98,8 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
             run.measured["score_thresholds"] = thresholds.to_json(loader.dataset.classes)
         if sizes.resized:
             run.measured["image_sizes"] = ImageSizes.of(sizes.resized).to_json()
+        from vitkit.visualization.predictions import draw_predictions  # only the main process draws
+
         path = run.run_dir / "predictions.png"
         with failed_drawing_reported(path):
             # Without a correct prediction there is no threshold: the best of each image show what the model does.
@@ -131,4 +132,4 @@ def failed_drawing_reported(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, DataError) as error:
-        print_line(f"{path}: not drawn ({getattr(error, 'strerror', None) or error})")
+        print_line(f"{path}: not drawn ({(error.strerror if isinstance(error, OSError) else None) or error})")

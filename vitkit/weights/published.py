@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit import model_zoo
-from vitkit.config import Config, load_config
+from vitkit.config.load import Config, load_config
 from vitkit.errors import CheckpointError
 from vitkit.weights.download import fetch_file
 

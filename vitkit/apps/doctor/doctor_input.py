@@ -14,8 +14,9 @@ from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import resolve_precision
-from vitkit.engine.build import add_teacher, build_model, check_prompts, use_tokenizer
+from vitkit.engine.build import build_model, check_prompts, use_tokenizer
 from vitkit.engine.settings import TrainSettings
+from vitkit.engine.teaching import add_teacher
 from vitkit.errors import VitkitError
 from vitkit.registry import MODELS, parameters_of
 from vitkit.text.class_prompts import PromptStep

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
-from vitkit.engine.hooks.saving import BestMetric, FailedEvaluation, Interrupted, Signals
+from vitkit.engine.hooks.saving import BestMetric, EndAfter, FailedEvaluation, Interrupted, Signals
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.protocols.learning import Hook
 from vitkit.registry import HOOKS, nearest
 
-__all__ = ["Hook", "Interrupted", "default_hooks"]
+__all__ = ["EndAfter", "Hook", "Interrupted", "default_hooks"]
 
 _CALLED = ("before_", "after_", "during_", "on_")
 """How the names of methods begin that a run calls."""

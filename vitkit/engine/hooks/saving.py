@@ -1,4 +1,4 @@
-"""What ends a run early or protects its state: the best metric, failing evaluations, and signals."""
+"""Hooks that save checkpoints or stop a run early: the best metric, failing evaluations, signals, and the clock."""
 
 import math
 import os
@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
-from vitkit.distributed import is_main
+from vitkit.distributed import broadcast_object, is_main
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import TrainRun
+from vitkit.errors import ConfigError
 from vitkit.logging import print_line
 from vitkit.protocols.evaluator import is_measured
 from vitkit.protocols.learning import Hook
@@ -162,3 +163,35 @@ class Signals(Hook):
         if self._interrupts:
             self._interrupts = False
             raise Interrupted(run.guard.stop_signal)
+
+
+class EndAfter(Hook):
+    """End the run after the epoch in which a time is reached; resuming it without this hook trains the other epochs.
+
+    Args:
+        minutes: time since the start of training, or since it was resumed.
+    Raises:
+        ConfigError: the time is not above 0.
+    """
+
+    def __init__(self, *, minutes: float):
+        if not minutes > 0:
+            raise ConfigError(f"EndAfter: minutes={minutes}: expected a value above 0.")
+        self.minutes = minutes
+        self.is_over = False
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """See `Hook`."""
+        self._began, self.is_over = time.monotonic(), False
+        yield
+
+    def after_epoch(self, run: TrainRun) -> None:
+        """Look at the main process's clock."""
+        self.is_over = broadcast_object(time.monotonic() - self._began >= 60 * self.minutes)
+        if self.is_over:
+            print_line(f"ending with this epoch, as {self.minutes:.3g} minutes have passed")
+
+    def should_end(self, run: TrainRun) -> bool:
+        """Return whether the time was reached in an earlier epoch."""
+        return self.is_over
