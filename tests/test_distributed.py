@@ -1,43 +1,33 @@
 """The process group's functions, in one process and on two gloo ranks; and the training loop's shared state."""
 
-import datetime
-import errno
 import math
 import os
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.processes import PROCESS_TIMEOUT, PROCESSES, on_ranks
+from helpers.processes import on_ranks
 from torch import nn
 
-from vitkit import distributed
+from vitkit.apps.training.process_group import close_distributed, init_distributed
 from vitkit.distributed import (
     RatioMeter,
     all_reduce_mean,
     all_reduce_sum,
     barrier,
     broadcast_object,
-    close_distributed,
-    connect_machines,
     first_rank_first,
     gather_dicts,
     gather_objects,
-    init_distributed,
     is_main,
     rank,
-    store_of_this_attempt,
     world_size,
 )
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
-from vitkit.errors import ConfigError
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
 
@@ -150,66 +140,6 @@ def test_single_process_is_its_own_group(monkeypatch):
     close_distributed()
 
 
-@pytest.fixture
-def watched(monkeypatch) -> list[tuple[str, dict[str, int]]]:
-    """Record what is watched: the name, and the socket's options, once its process has ended."""
-    names, original = [], distributed._watch
-
-    def record(connection, name):
-        original(connection, name)
-        options = {key: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, key)) for key in KEEPALIVE}
-        names.append((name, options | {"on": connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)}))
-
-    monkeypatch.setattr(distributed, "_watch", record)
-    return names
-
-
-KEEPALIVE = [key for key in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT") if hasattr(socket, key)]
-
-
-def test_machines_are_watched_by_a_connection_of_which_strangers_have_no_part(watched):
-    store = dist.HashStore()
-    connect_machines(store, 0, "127.0.0.1")
-    port, token = store.get("machines").decode().split()
-    with socket.create_connection(("127.0.0.1", int(port))) as stranger:
-        stranger.sendall(b"something 5 else\n")
-    with socket.create_connection(("127.0.0.1", int(port))) as machine:
-        machine.sendall(f"{token} 3 node7\n".encode())
-    deadline = time.monotonic() + PROCESS_TIMEOUT
-    while not watched and time.monotonic() < deadline:
-        time.sleep(0.01)
-    ((name, options),) = watched
-    assert name == "the machine of rank 3 (node7)" and options["on"] == 1
-    if KEEPALIVE:
-        waits = options["TCP_KEEPIDLE"] + options["TCP_KEEPINTVL"] * options["TCP_KEEPCNT"]
-        assert waits == distributed.SECONDS_UNTIL_LOST
-
-
-def test_a_machine_that_does_not_answer_ends_the_process_with_one_line(monkeypatch, capsys):
-    class Lost:
-        def settimeout(self, _): ...
-        def setsockopt(self, *_): ...
-        def recv(self, _):
-            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
-
-    codes = []
-    monkeypatch.setattr(distributed.os, "_exit", codes.append)
-    distributed._watch(Lost(), "the machine of rank 1 (node7)")
-    assert not codes  # without a process group, nothing waits
-    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
-    distributed._watch(Lost(), "the machine of rank 1 (node7)")
-    assert codes == [1]
-    assert capsys.readouterr().err == (
-        "error: the machine of rank 1 (node7) does not answer (Connection timed out): it or the network is lost. "
-        "Resume with --resume; torchrun does so by itself with --max-restarts.\n"
-    )
-
-
-def test_number_of_a_device_is_an_error_that_names_the_type():
-    with pytest.raises(ConfigError, match="device=cuda:1: expected a type of device, such as 'cuda', .*_DEVICES"):
-        init_distributed("cuda:1")
-
-
 def test_reductions_cover_both_ranks_and_do_not_modify_their_input(two_ranks):
     for number, results in enumerate(two_ranks[1]):
         assert results["place"] == (number, 2, number == 0)
@@ -240,68 +170,3 @@ def test_every_rank_evaluates_with_the_saved_running_statistics(two_ranks, name)
     assert main["runs"][name].equal(other["runs"][name])
     saved = read_checkpoint(folder / name / "last.pth")["ema" if name == "ema" else "model"]
     assert saved["norm.running_mean"].equal(main["runs"][name]) and not main["runs"][name].equal(torch.zeros(4))
-
-
-def join(environment: dict[str, str], seconds: float) -> None:
-    os.environ.update(environment)
-    time.sleep(seconds)
-    init_distributed("cpu")
-    assert float(all_reduce_sum(torch.ones(()))) == 2
-    close_distributed()
-
-
-@contextmanager
-def joining(port: int, *starts: tuple[int, int]) -> Iterator[list]:
-    """Start processes that join torchrun's store, each with its rank (0 or 1) and its delay in seconds."""
-    environment = {
-        "LOCAL_RANK": 0,
-        "WORLD_SIZE": 2,
-        "LOCAL_WORLD_SIZE": 1,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-    }
-    processes = []
-    try:
-        for number, seconds in starts:
-            own = {name: str(value) for name, value in {**environment, "RANK": number}.items()}
-            processes.append(PROCESSES.Process(target=join, args=(own, seconds)))
-            processes[-1].start()
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def statuses(processes: list) -> list[int | None]:
-    for process in processes:
-        process.join(timeout=PROCESS_TIMEOUT)
-    return [process.exitcode for process in processes]
-
-
-@pytest.fixture
-def agent() -> dist.TCPStore:
-    """Return torchrun's store, which outlives the ranks."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-def test_restarted_ranks_do_not_join_the_ended_ones(agent):
-    # In the later attempts, one rank has enough time to read what the ended ranks left before the other one joins.
-    for starts in ([(0, 0), (1, 0)], [(0, 0), (1, 0.5)], [(0, 0.5), (1, 0)]):
-        with joining(agent.port, *starts) as ranks:
-            assert statuses(ranks) == [0, 0]
-
-
-def test_rank_that_ended_before_the_others_started_is_not_waited_for(agent):
-    with joining(agent.port, (1, 0)):
-        while not agent.check(["name_of_1"]):
-            time.sleep(0.01)
-    with joining(agent.port, (0, 0), (1, 0.5)) as ranks:
-        assert statuses(ranks) == [0, 0]
-
-
-def test_missing_rank_is_named():
-    store = dist.HashStore()
-    with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 did not join within 0:00:00.1"):
-        store_of_this_attempt(store, 0, 2, datetime.timedelta(seconds=0.1))

@@ -118,11 +118,12 @@ def main(argv: list[str] | None = None) -> None:
     from vitkit.apps.inference import find_model, find_trained
     from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
     from vitkit.apps.training.answers import AnswerFiles
+    from vitkit.apps.training.process_group import close_distributed, init_distributed
     from vitkit.apps.training.results import score_file, score_results
     from vitkit.apps.training.testing import evaluate_model
     from vitkit.apps.training.tta import SCALES
     from vitkit.config import format_config
-    from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main
+    from vitkit.distributed import broadcast_object, is_main
     from vitkit.logging import setup_logging
 
     out = args.out or (args.resume and args.resume.with_suffix(".json")) or new_file("results.json", args.model or "")
@@ -301,8 +302,8 @@ def print_confusion(evaluator: Any, threshold: float, iou_type: str, path: Path)
     """Print the most frequent confusions, and draw all of them."""
     import numpy as np
 
+    from vitkit.apps.report.matching import confusion_matrix
     from vitkit.evaluation.classification import draw_confusion_matrix
-    from vitkit.evaluation.matching import confusion_matrix
 
     matrix = confusion_matrix(
         evaluator.dataset.ground_truth(),

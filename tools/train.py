@@ -71,8 +71,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit import load_config
     from vitkit.apps.training.config_writing import write_config
+    from vitkit.apps.training.process_group import close_distributed, init_distributed, lost_peer, report_failure
     from vitkit.config import format_config
-    from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
+    from vitkit.distributed import rank
 
     try:
         if args.resume:

@@ -11,7 +11,7 @@ import pytest
 from helpers.elastic_runs import agent, lose, num_ranks, wait_for_ranks
 from helpers.real_runs import CONFIG, finish, losses_of, start, wait_for_step
 
-from vitkit import distributed
+from vitkit.apps.training.process_group import SECONDS_UNTIL_LOST
 
 OPTIONS = [
     "tiny.py",
@@ -114,7 +114,7 @@ def test_a_machine_is_cut_off_and_comes_back(machines, tmp_path, monkeypatch):
             if process.poll() is None:
                 lose(process)
     print(f"continues on one machine {seconds:.0f} s after the other is cut off")
-    assert seconds < distributed.SECONDS_UNTIL_LOST + 120
+    assert seconds < SECONDS_UNTIL_LOST + 120
     main, cut_off = (path.read_text() for path in sorted(Path().glob("agent*.txt"))[:2])
     assert main.count("rank 1 (") == 1 and "does not answer (Connection timed out): it or the network is lost." in main
     assert cut_off.count(f"error (rank 1): the machine of rank 0 ({ADDRESSES[0]}) does not answer") == 1

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from helpers.plain_dataset import PlainDataset
 from PIL import Image
 
+from vitkit.apps.training.process_group import close_distributed
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches
-from vitkit.distributed import close_distributed
 from vitkit.evaluation.coco import CocoEvaluator
 
 NUM_IMAGES, RANKS, MIB = 118_000, 64, 2**20

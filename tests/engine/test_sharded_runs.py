@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 import vitkit
 from vitkit.apps.analysis.memory import training_memory
-from vitkit.distributed import close_distributed
+from vitkit.apps.training.process_group import close_distributed
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, find_newest_checkpoint, remove_stale
 from vitkit.engine.parallel import shard, state_of

@@ -13,8 +13,9 @@ from helpers.processes import on_ranks
 from helpers.sharded_training import CPU, Warnings, needs_newer_torch, run
 
 from vitkit import distributed
+from vitkit.apps.training.process_group import init_distributed
 from vitkit.config import load_config
-from vitkit.distributed import idle_devices, init_distributed, rank
+from vitkit.distributed import idle_devices, rank
 from vitkit.engine import alike, checkpointing
 from vitkit.engine.alike import check_same_data, check_same_start
 from vitkit.engine.parallel import state_of

@@ -8,11 +8,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitkit import distributed
+from vitkit.apps.report.matching import compute_overlaps, match_detections
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
 from vitkit.evaluation.coco import CocoEvaluator, metric_names
 from vitkit.evaluation.detection_statistics import Ranking
-from vitkit.evaluation.matching import compute_overlaps, match_detections
 from vitkit.evaluation.score_thresholds import compute_threshold_rows, find_best_row
 from vitkit.registry import EVALUATORS
 from vitkit.structures import ScoreThresholds

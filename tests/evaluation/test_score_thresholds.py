@@ -6,9 +6,9 @@ import torch
 from helpers.plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 
+from vitkit.apps.report.matching import confusion_matrix
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.detection_matches import Predictions
-from vitkit.evaluation.matching import confusion_matrix
 from vitkit.evaluation.score_thresholds import compute_threshold_rows, find_best_row
 
 IMAGES = [{"id": 1, "height": 100, "width": 100}, {"id": 2, "height": 100, "width": 100}]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from vitkit.distributed import close_distributed
+from vitkit.apps.training.process_group import close_distributed
 
 PROCESSES = multiprocessing.get_context("forkserver")
 ROOT = Path(__file__).resolve().parents[2]

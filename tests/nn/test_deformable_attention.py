@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from vitkit.distributed import close_distributed
+from vitkit.apps.training.process_group import close_distributed
 from vitkit.errors import ConfigError
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder

@@ -55,7 +55,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.starter.label_errors import check_labels
-    from vitkit.distributed import close_distributed, init_distributed
+    from vitkit.apps.training.process_group import close_distributed, init_distributed
     from vitkit.logging import setup_logging
 
     try:

@@ -9,11 +9,11 @@ from helpers.browser import open_page
 from helpers.detection_files import CONFIG, evaluator_of, write_data
 
 from vitkit.apps.report import write_report
+from vitkit.apps.report.matching import confusion_matrix
 from vitkit.apps.report.pages.coco import count_groups
 from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.evaluation.matching import confusion_matrix
 from vitkit.evaluation.score_thresholds import compute_threshold_rows
 from vitkit.tools import test as test_tool
 

@@ -7,10 +7,10 @@ import cv2
 import numpy as np
 
 from vitkit.apps.report.images import LONG_SIDE, ImageBudget
+from vitkit.apps.report.matching import ImageMatches
 from vitkit.apps.report.parts import choose_shown_classes
 from vitkit.apps.report.sections import LineChart
 from vitkit.evaluation.coco import image_sides
-from vitkit.evaluation.matching import ImageMatches
 from vitkit.io.segmentations import decode_segmentation
 
 _MAX_PREDICTIONS = 120_000  # over all images: lower scores are left out of the page

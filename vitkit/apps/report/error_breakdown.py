@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitkit.apps.report.matching import compute_overlaps
 from vitkit.evaluation.bootstrap import mean_of_finite
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking, average_precision
-from vitkit.evaluation.matching import BACKGROUND, compute_overlaps
+from vitkit.evaluation.matching import BACKGROUND
 
 KINDS = ("class", "localization", "both", "duplicate", "background", "missed")
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitkit.apps.report.matching import compute_overlaps
 from vitkit.evaluation.coco import image_sides
-from vitkit.evaluation.matching import compute_overlaps
 
 KINDS = ("missing", "extra", "class", "box")
 """No box where the model detects an object; a box where it detects none; another class; another location."""

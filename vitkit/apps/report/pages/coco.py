@@ -9,6 +9,7 @@ import numpy as np
 from vitkit.apps.report.detections import DetectedImage, Detections
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
 from vitkit.apps.report.intervals import bootstrap_weights, estimate
+from vitkit.apps.report.matching import confused_classes, match_images
 from vitkit.apps.report.pages.base import prediction_image, report_sections
 from vitkit.apps.report.sections import (
     Alert,
@@ -28,7 +29,7 @@ from vitkit.apps.report.sections import (
 )
 from vitkit.evaluation.coco import TITLES, CocoEvaluator
 from vitkit.evaluation.detection_statistics import CALIBRATED, RECALLS, THRESHOLDS, DetectionStatistics, f1_score
-from vitkit.evaluation.matching import IOUS, confused_classes, match_images
+from vitkit.evaluation.matching import IOUS
 from vitkit.protocols.dataset import Dataset
 from vitkit.text_format import pluralize
 

@@ -8,7 +8,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitkit.evaluation.matching import IOUS, compute_overlaps, confused_classes, match_detections
+from vitkit.apps.report.matching import compute_overlaps, confused_classes, match_detections
+from vitkit.evaluation.matching import IOUS
 
 
 def random_image(seed, *, num_objects, num_predictions, kinds=3):
