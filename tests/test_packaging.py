@@ -53,7 +53,7 @@ def test_wheel_contains_configs_tools_and_model_zoo(wheel):
     pages = ("apps/report/report.html", "apps/report/report.js", "apps/starter/gallery.html", "visualization/page.html")
     assert {f"vitkit/{page}" for page in (*pages, "apps/explanations/attention.css")} <= names
     assert {"vitkit/model_zoo/index.json", "vitkit/engine/trainer.py"} <= names
-    guides = {f"vitkit/{folder}/README.md" for folder in ("data", "apps/deployment", "configs/bccd", "model_zoo")}
+    guides = {f"vitkit/{folder}/README.md" for folder in ("data", "apps/export_writing", "configs/bccd", "model_zoo")}
     assert guides <= names  # messages name them
     weights = {entry["url"] for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
     assert weights and {f"vitkit/model_zoo/{file}" for file in weights} <= names

@@ -184,7 +184,7 @@ def test_settings_are_searched(names, monkeypatch):
 
 
 def test_own_model_is_exported_as_a_graph(names):
-    run("vitkit/apps/deployment/README.md", 1, names)
+    run("vitkit/apps/export_writing/README.md", 1, names)
 
     class Mean(names["Heatmap"]):
         def forward(self, images, padding_mask=None):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING
 
-from vitkit.apps.exported.settings import RUNTIMES
+from vitkit.apps.export_reading.settings import RUNTIMES
 from vitkit.errors import ConfigError, VitkitError, error_line, place_in_own_code
 from vitkit.text_format import printable, shorten
 from vitkit.tools.console import printing

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitkit
-from vitkit.apps.exported.settings import FORMATS, OPSETS, TOLERANCES
+from vitkit.apps.export_reading.settings import FORMATS, OPSETS, TOLERANCES
 from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     add_model,
@@ -37,7 +37,7 @@ from vitkit.tools.common import (
 )
 
 if TYPE_CHECKING:
-    from vitkit.apps.deployment.export import ExportedPart
+    from vitkit.apps.export_writing.export import ExportedPart
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

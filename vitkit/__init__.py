@@ -11,10 +11,10 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from vitkit.apps.analysis.reports.api import analyze
     from vitkit.apps.conversion.convert import convert
-    from vitkit.apps.deployment.export import export
     from vitkit.apps.doctor import diagnose
     from vitkit.apps.explanations.api import explain
     from vitkit.apps.explanations.explain_options import Explanation
+    from vitkit.apps.export_writing.export import export
     from vitkit.apps.inference.load import load
     from vitkit.apps.pretraining.pretrain import pretrain
     from vitkit.apps.starter.start import start
@@ -70,7 +70,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "convert": "apps.conversion.convert",
     "diagnose": "apps.doctor",
     "explain": "apps.explanations.api",
-    "export": "apps.deployment.export",
+    "export": "apps.export_writing.export",
     "load": "apps.inference",
     "load_config": "config",
     "load_weights": "weights",

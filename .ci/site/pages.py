@@ -35,7 +35,7 @@ REFERENCE = {
         "vitkit.apps.inference.prediction.Prediction",
         "vitkit.apps.training.api.Run",
         "vitkit.apps.training.testing.Evaluation",
-        "vitkit.apps.deployment.export.Export",
+        "vitkit.apps.export_writing.export.Export",
         "vitkit.apps.conversion.convert.Converted",
     ),
     "What passes between parts": ("vitkit.structures",),

@@ -11,10 +11,10 @@ import torch
 
 import vitkit
 from vitkit import load_config
-from vitkit.apps.deployment.export import export_model
-from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.doctor import Options, run_checks
-from vitkit.apps.exported.settings import ExportSettings
+from vitkit.apps.export_reading.settings import ExportSettings
+from vitkit.apps.export_writing.export import export_model
+from vitkit.apps.export_writing.metadata import describe
 from vitkit.apps.inference import Predictor, load
 from vitkit.apps.starter import timed_run
 from vitkit.apps.starter.child_runs import StepCost
@@ -137,7 +137,7 @@ def test_an_exported_file_takes_its_channels(images, format):
     expected, result = (p("images/image1.tif").fields["scores"] for p in (predictor, exported))
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
     if format == "onnx":
-        onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
+        onnx_runner = importlib.import_module("vitkit.apps.export_reading.onnx_runner")
         runner = onnx_runner.Runner(out)
         best = expected.sort(descending=True).values
         for source in ("images/image2_pages.tif", "images/image3.npy", images["image1.tif"]):

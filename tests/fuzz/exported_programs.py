@@ -21,9 +21,9 @@ from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.world import CLASSIFIER, GRAY, small_predictor
 
 import vitkit
-from vitkit.apps.deployment.export import export_model
-from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.exported.settings import ExportSettings
+from vitkit.apps.export_reading.settings import ExportSettings
+from vitkit.apps.export_writing.export import export_model
+from vitkit.apps.export_writing.metadata import describe
 from vitkit.errors import VitkitError
 
 try:

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from vitkit import build_model, load_config
-from vitkit.apps.deployment.export import ExportSettings, export_model
-from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.export_writing.export import ExportSettings, export_model
+from vitkit.apps.export_writing.metadata import describe
 from vitkit.apps.inference import Predictor
 
 TINY = "model.backbone=dict(type='ViT', d_model=32, depth=1, num_heads=2, pretrained=False)"

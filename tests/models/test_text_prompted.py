@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import vitkit
-from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.exported.graphs import image_graph
+from vitkit.apps.export_reading.graphs import image_graph
+from vitkit.apps.export_writing.metadata import describe
 from vitkit.apps.inference import load
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError

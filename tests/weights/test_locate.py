@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.apps.exported.settings import FORMATS
+from vitkit.apps.export_reading.settings import FORMATS
 from vitkit.apps.inference import find_model
 from vitkit.errors import ConfigError
 from vitkit.weights import find_weights, load_weights, locate, reading, save_checkpoint

@@ -27,11 +27,11 @@ import torch
 
 from vitkit import build_model, load_config
 from vitkit.apps.conversion.transformers_writing import make_config_json
-from vitkit.apps.deployment.checks import Inputs, run_graph
-from vitkit.apps.deployment.export import Part, make_image_example, quantize, write_part
-from vitkit.apps.exported.graphs import ExportGraph, image_graph
-from vitkit.apps.exported.runtimes import ExportedFile, OnnxFile, OpenVinoFile, import_optional_module, read_onnx
-from vitkit.apps.exported.settings import ExportSettings, Runtime
+from vitkit.apps.export_reading.graphs import ExportGraph, image_graph
+from vitkit.apps.export_reading.runtimes import ExportedFile, OnnxFile, OpenVinoFile, import_optional_module, read_onnx
+from vitkit.apps.export_reading.settings import ExportSettings, Runtime
+from vitkit.apps.export_writing.checks import Inputs, run_graph
+from vitkit.apps.export_writing.export import Part, make_image_example, quantize, write_part
 from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.tools.benchmark.models import Case, import_transformers, step

@@ -330,10 +330,10 @@ class GenerativeModel(Protocol):
 
 @runtime_checkable
 class OffersExportGraph(Protocol):
-    """A model that defines what its exported file takes and returns; see vitkit/apps/deployment/README.md."""
+    """A model that defines what its exported file takes and returns; see vitkit/apps/export_writing/README.md."""
 
     def export_graph(self) -> nn.Module:
-        """Return a `vitkit.apps.exported.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
+        """Return a `vitkit.apps.export_reading.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
 
 
 @runtime_checkable

@@ -54,7 +54,7 @@ MODEL: tuple[Kind, ...] = (*USABLE, "config")
 FILES: tuple[Kind, ...] = ("checkpoint", "exported")
 
 METADATA_READERS: dict[Kind, Callable[[Path], dict[str, Any]]] = {}
-"""Kind -> what reads its metadata, for kinds other than checkpoints: apps/exported adds that of its files."""
+"""Kind -> what reads its metadata, for kinds other than checkpoints: apps/export_reading adds that of its files."""
 
 
 @dataclass

@@ -10,8 +10,8 @@ from torch import nn
 from tests.helpers.every_model import IMAGE, dense_model
 from tests.helpers.norm_statistics import randomize_norms
 from vitkit import AttentionRecorder
-from vitkit.apps.deployment.export import parts_of
-from vitkit.apps.exported.settings import ExportSettings
+from vitkit.apps.export_reading.settings import ExportSettings
+from vitkit.apps.export_writing.export import parts_of
 from vitkit.apps.inference.fused import FusedCopy, _warn_of_training
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.backbones.resnet import ResNet

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vitkit import build_dataset, build_model, load_config
-from vitkit.apps.exported.settings import ExportSettings
+from vitkit.apps.export_reading.settings import ExportSettings
 from vitkit.apps.inference import Prediction, Predictor, find_model, is_config_only, load
 from vitkit.apps.inference.trained_classes import read_trained_classes
 from vitkit.config import config_names, save_config

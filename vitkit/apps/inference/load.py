@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import vitkit.model_zoo as model_zoo
-from vitkit.apps.exported.loading import (
+from vitkit.apps.export_reading.loading import (
     ExportedGenerator,
     ExportedModel,
     check_runtime,
     open_exported_model,
     trust_program,
 )
-from vitkit.apps.exported.settings import PROGRAM_SUFFIX, Runtime
+from vitkit.apps.export_reading.settings import PROGRAM_SUFFIX, Runtime
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.trained_classes import category_ids_of, read_trained_classes

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitkit.apps.exported.settings import Runtime
+from vitkit.apps.export_reading.settings import Runtime
 from vitkit.apps.inference import Loaded, Tiling, find_trained, load
 from vitkit.apps.inference.tiling import make_tiling
 from vitkit.apps.training.process_group import close_distributed, init_distributed

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.apps.exported.loading import check_runtime
-from vitkit.apps.exported.settings import Runtime
+from vitkit.apps.export_reading.loading import check_runtime
+from vitkit.apps.export_reading.settings import Runtime
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import locate_usable, open_weights

@@ -13,9 +13,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
-from vitkit.apps.exported.graphs import ExportGraph
-from vitkit.apps.exported.loading import NEW
-from vitkit.apps.exported.runtimes import ExportedFile
+from vitkit.apps.export_reading.graphs import ExportGraph
+from vitkit.apps.export_reading.loading import NEW
+from vitkit.apps.export_reading.runtimes import ExportedFile
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError

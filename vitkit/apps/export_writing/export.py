@@ -21,7 +21,11 @@ import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
-from vitkit.apps.deployment.checks import (
+from vitkit.apps.export_reading.graphs import Axes, ExportGraph, image_graph
+from vitkit.apps.export_reading.loading import METADATA, open_exported, read_onnx_metadata
+from vitkit.apps.export_reading.runtimes import OnnxFile, import_optional_module
+from vitkit.apps.export_reading.settings import FORMATS, TOLERANCES, ExportSettings
+from vitkit.apps.export_writing.checks import (
     NUM_TOKENS,
     Difference,
     Inputs,
@@ -34,13 +38,9 @@ from vitkit.apps.deployment.checks import (
     text_inputs,
     yield_decoded_inputs,
 )
-from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.deployment.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
-from vitkit.apps.deployment.text import text_graphs
-from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
-from vitkit.apps.exported.loading import METADATA, open_exported, read_onnx_metadata
-from vitkit.apps.exported.runtimes import OnnxFile, import_optional_module
-from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
+from vitkit.apps.export_writing.metadata import describe
+from vitkit.apps.export_writing.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
+from vitkit.apps.export_writing.text import text_graphs
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
 from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.inputs import find_images
@@ -257,7 +257,7 @@ def export_model(
     if tokenizer:
         write_bytes(tokenizer, predictor.model.vocabulary.content.encode())
     if settings.format == "onnx":
-        shutil.copyfile(find_spec("vitkit.apps.exported.onnx_runner").origin, runner_path(out))
+        shutil.copyfile(find_spec("vitkit.apps.export_reading.onnx_runner").origin, runner_path(out))
     return exported
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from vitkit.apps.exported.settings import Runtime
+from vitkit.apps.export_reading.settings import Runtime
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import nearest_file
 

@@ -15,12 +15,12 @@ from helpers.small_exports import CLASSES, IMAGES, LAYERS, TINY, export, predict
 
 import vitkit
 from vitkit import build_model, load_config
-from vitkit.apps.deployment.checks import run_graph
-from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.deployment.text import text_graphs
-from vitkit.apps.exported import loading, runtimes
-from vitkit.apps.exported.graphs import image_graph
-from vitkit.apps.exported.loading import ExportedGenerator, ExportedModel, open_exported
+from vitkit.apps.export_reading import loading, runtimes
+from vitkit.apps.export_reading.graphs import image_graph
+from vitkit.apps.export_reading.loading import ExportedGenerator, ExportedModel, open_exported
+from vitkit.apps.export_writing.checks import run_graph
+from vitkit.apps.export_writing.metadata import describe
+from vitkit.apps.export_writing.text import text_graphs
 from vitkit.apps.inference import Predictor, load
 from vitkit.apps.inference.tiles import Tiling
 from vitkit.config import trust
@@ -32,7 +32,7 @@ from vitkit.tools import test as test_tool
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
+onnx_runner = importlib.import_module("vitkit.apps.export_reading.onnx_runner")
 
 
 def test_exported_file_predicts_like_its_model(run):

@@ -12,8 +12,8 @@ from helpers.small_exports import IMAGES
 from PIL import Image
 
 import vitkit
-from vitkit.apps.exported import runtimes
-from vitkit.apps.exported.loading import open_exported
+from vitkit.apps.export_reading import runtimes
+from vitkit.apps.export_reading.loading import open_exported
 from vitkit.apps.inference import load
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.tools import predict as predict_tool

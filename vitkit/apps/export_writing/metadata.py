@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit import __version__
-from vitkit.apps.deployment.prompted import text_digest
+from vitkit.apps.export_writing.prompted import text_digest
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.data.transforms.classification import ClassificationEvalTransforms

@@ -163,5 +163,5 @@ def image_graph(model: nn.Module) -> ExportGraph:
     raise ConfigError(
         f"export: no graph is defined for {type(model).__name__}; expected a model of images that returns class "
         "scores, detections or masks of a fixed number of queries, or semantic maps, a captioner or a translator. Give "
-        "the model a method export_graph, see vitkit/apps/deployment/README.md."
+        "the model a method export_graph, see vitkit/apps/export_writing/README.md."
     )

@@ -20,13 +20,13 @@ from torch.torch_version import TorchVersion
 
 import vitkit
 from vitkit import build_model, load_config, model_zoo
-from vitkit.apps.deployment import checks
-from vitkit.apps.deployment import export as export_module
-from vitkit.apps.deployment.checks import differences, image_inputs, image_size
-from vitkit.apps.deployment.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
-from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.exported.graphs import ExportGraph, image_graph
-from vitkit.apps.exported.loading import open_exported
+from vitkit.apps.export_reading.graphs import ExportGraph, image_graph
+from vitkit.apps.export_reading.loading import open_exported
+from vitkit.apps.export_writing import checks
+from vitkit.apps.export_writing import export as export_module
+from vitkit.apps.export_writing.checks import differences, image_inputs, image_size
+from vitkit.apps.export_writing.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
+from vitkit.apps.export_writing.metadata import describe
 from vitkit.apps.inference import Translator, load
 from vitkit.apps.inference.card import zoo_entry
 from vitkit.errors import ConfigError
@@ -39,7 +39,7 @@ from vitkit.weights import save_checkpoint
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
+onnx_runner = importlib.import_module("vitkit.apps.export_reading.onnx_runner")
 
 
 def test_export_prints_no_line_of_its_libraries(run):
@@ -325,7 +325,7 @@ OWN_MODEL = """
 from torch import nn
 
 from vitkit import MODELS, Model
-from vitkit.apps.exported.graphs import ImageGraph
+from vitkit.apps.export_reading.graphs import ImageGraph
 from vitkit.ops.images import normalize_images
 
 

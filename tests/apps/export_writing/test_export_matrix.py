@@ -1,4 +1,4 @@
-"""Every kind of model in every format, the cells of vitkit/apps/deployment/measurements.md: printed with -m slow -s.
+"""Every kind of model in every format, the cells of apps/export_writing/measurements.md: printed with -m slow -s.
 
 With VITKIT_EXPORT_SIZE=160x160, files take images of one size, which are traced in a third of the time.
 """
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from vitkit import build_model, load_config
-from vitkit.apps.deployment import export as export_module
-from vitkit.apps.deployment.checks import image_size, run_graph
-from vitkit.apps.deployment.export import ExportSettings, export_model, parts_of
-from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.exported.loading import open_exported
+from vitkit.apps.export_reading.loading import open_exported
+from vitkit.apps.export_writing import export as export_module
+from vitkit.apps.export_writing.checks import image_size, run_graph
+from vitkit.apps.export_writing.export import ExportSettings, export_model, parts_of
+from vitkit.apps.export_writing.metadata import describe
 from vitkit.apps.inference import Predictor, Translator
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.apps.exported.graphs import FROM_MODEL
-from vitkit.apps.exported.runtimes import (
+from vitkit.apps.export_reading.graphs import FROM_MODEL
+from vitkit.apps.export_reading.runtimes import (
     ONNX_FILES,
     ExportedFile,
     first_line,
@@ -28,7 +28,7 @@ from vitkit.apps.exported.runtimes import (
     require_file,
     select_inputs,
 )
-from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX, RUNTIMES, Runtime
+from vitkit.apps.export_reading.settings import ONNX_SUFFIX, PROGRAM_SUFFIX, RUNTIMES, Runtime
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.heads.grounding_dino import EncodedPrompts

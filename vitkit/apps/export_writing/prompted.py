@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vitkit.apps.deployment.checks import Inputs, run_graph
-from vitkit.apps.exported.graphs import PADDED_IMAGES, Axes, ExportGraph, ImageGraph
+from vitkit.apps.export_reading.graphs import PADDED_IMAGES, Axes, ExportGraph, ImageGraph
+from vitkit.apps.export_writing.checks import Inputs, run_graph
 from vitkit.errors import ConfigError
 from vitkit.heads.grounding_dino import EncodedPrompts
 from vitkit.io.coco_classes import COCO_CLASSES

@@ -14,8 +14,8 @@ from helpers.small_exports import IMAGES, WITHOUT_TORCH
 from PIL import Image
 
 import vitkit
-from vitkit.apps.deployment.checks import run_graph
-from vitkit.apps.deployment.prompted import known_phrases, prompted_graphs
+from vitkit.apps.export_writing.checks import run_graph
+from vitkit.apps.export_writing.prompted import known_phrases, prompted_graphs
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.config import save_config
 from vitkit.engine.build import build_model
@@ -31,7 +31,7 @@ from vitkit.weights.tokenizer_files import find_tokenizer
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
+onnx_runner = importlib.import_module("vitkit.apps.export_reading.onnx_runner")
 
 TEXTS = "hot dog . cat .", "a red cat .", ["cat", "dog", "hot dog", "red", "a"]
 LONG = [f"{a} {b}" for a in ("cat", "dog", "red") for b in ("cat", "dog", "red")]

@@ -13,8 +13,8 @@ from helpers.small_exports import IMAGES, WITHOUT_TORCH, noise, predictor_of
 from PIL import Image, UnidentifiedImageError
 
 from vitkit import build_model, load_config
-from vitkit.apps.deployment.metadata import resize_of
-from vitkit.apps.exported.graphs import image_graph
+from vitkit.apps.export_reading.graphs import image_graph
+from vitkit.apps.export_writing.metadata import resize_of
 from vitkit.apps.inference import load
 from vitkit.io.channel_files import read_channels
 from vitkit.io.image_files import FORMATS, read_image
@@ -24,7 +24,7 @@ from vitkit.visualization.canvas import class_color
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
+onnx_runner = importlib.import_module("vitkit.apps.export_reading.onnx_runner")
 
 RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
 

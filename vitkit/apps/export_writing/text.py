@@ -10,8 +10,8 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.exported.graphs import PADDED_IMAGES, Axes, ExportGraph
-from vitkit.apps.exported.loading import NEW
+from vitkit.apps.export_reading.graphs import PADDED_IMAGES, Axes, ExportGraph
+from vitkit.apps.export_reading.loading import NEW
 from vitkit.errors import ConfigError
 from vitkit.ops.images import float_statistics, normalize_images
 from vitkit.seq2seq.decoding import State
