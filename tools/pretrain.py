@@ -1,7 +1,7 @@
 """Train a backbone on images without labels within a given time, as the start of a detector or another model.
 
 It checks the images, times a few steps, chooses their size and the number of epochs, writes a config, trains, and ends
-with weights and a report: the loss, the nearest neighbors of some photos, and with --labelled, a folder of images for
+with weights and a report: the loss, the nearest neighbors of some photos, and with --labeled, a folder of images for
 each class, the accuracy of k nearest neighbors and of a linear classifier before and after.
 
 PHOTOS is a folder, a pattern such as 'photos/*.jpg', or a text file with the name of an image in each line.
@@ -20,7 +20,7 @@ Examples:
     vitkit pretrain photos --hours 1
     vitkit pretrain photos --teacher vit_small_patch16_dino --backbone resnet18
     vitkit pretrain photos --teacher resnet50=resnet50.pth             # a file of weights, no download
-    vitkit pretrain photos --method mae --backbone vit_small_patch16 --labelled flowers --run-dir runs/mae
+    vitkit pretrain photos --method mae --backbone vit_small_patch16 --labeled flowers --run-dir runs/mae
     vitkit pretrain --resume runs/pretrain                             # after ctrl-C, a kill or a lost machine
     vitkit start photos labels.json model.backbone.pretrained=runs/pretrain     # from resnet18 or resnet50; others:
     vitkit start photos labels.json model.backbone=vit_small_patch16 model.backbone.pretrained=runs/mae
@@ -50,7 +50,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--backbone", metavar="NAME", help=text)
     parser.add_argument("--hours", type=float, help="wall-clock time for everything (default: 1)")
     text = "folder with a folder of images for each class, by which the features are judged before and after"
-    parser.add_argument("--labelled", metavar="CLASSES", help=text)
+    parser.add_argument("--labeled", metavar="CLASSES", help=text)
     text = "folder of the run (default: runs/pretrain)"
     parser.add_argument("--run-dir", type=Path, default=Path("runs/pretrain"), help=text)
     text = "go on with the run in this folder"
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
                 teacher=args.teacher,
                 backbone=args.backbone,
                 hours=args.hours,
-                labelled=args.labelled,
+                labeled=args.labeled,
                 run_dir=args.run_dir,
                 resume=args.resume,
                 dry_run=args.dry_run,

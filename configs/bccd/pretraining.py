@@ -42,9 +42,9 @@ def config(method: Literal["distilled", "self_distilled", "mae"] = "distilled"):
     cfg = dict(
         data=dict(
             root="data/bccd", images_per_gpu=batch, val_images_per_gpu=16, num_workers=0,
-            train=dict(type="UnlabelledImages", source=train, transforms=crops),
+            train=dict(type="UnlabeledImages", source=train, transforms=crops),
             val=dict(
-                type="UnlabelledImages", source=val, transforms=dict(type="ClassificationEvalTransforms", size=SIZE)
+                type="UnlabeledImages", source=val, transforms=dict(type="ClassificationEvalTransforms", size=SIZE)
             ),
         ),
         optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.04, no_weight_decay=["vectors"]),

@@ -45,7 +45,7 @@ def config(
     Args:
         teacher: a backbone with its default weights, a run's folder or a checkpoint, or in Python a backbone's spec,
             such as dict(type="resnet50", pretrained="weights.pth").
-        data: a folder, or what else `UnlabelledImages` takes; None: ImageNet.
+        data: a folder, or what else `UnlabeledImages` takes; None: ImageNet.
     """
     crops = dict(type="ClassificationTrainTransforms", size=size, scale=[0.2, 1.0], color_jitter=0.4)
     whole = dict(type="ClassificationEvalTransforms", size=size)
@@ -55,19 +55,19 @@ def config(
         criterion=dict(type="FeatureDistillationLoss"),
         data=dict(
             root="data/imagenet", images_per_gpu=min(64, images_per_step), val_images_per_gpu=32, num_workers=8,
-            train=dict(type="UnlabelledImages", source=source, transforms=crops),
+            train=dict(type="UnlabeledImages", source=source, transforms=crops),
             val=dict(type="ImageFolder", folder="{root}/val", transforms=whole),
         ),
         optimizer=dict(type="AdamW", lr=lr, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=epochs / 20),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(
             epochs=epochs, images_per_step=images_per_step, reference_batch_size=images_per_step, precision="auto",
             clip_grad_norm=1.0, eval_every=5, best_metric="knn/top1",
         ),
     )  # fmt: skip
     if data is not None:
-        cfg["data"]["val"] = dict(type="UnlabelledImages", source=source, transforms=whole)
+        cfg["data"]["val"] = dict(type="UnlabeledImages", source=source, transforms=whole)
         cfg["evaluator"] = dict(type="FeatureStatistics")
         cfg["train"]["best_metric"] = "loss"
     return cfg

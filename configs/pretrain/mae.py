@@ -28,7 +28,7 @@ def config(
     epochs: int = 1600,
     images_per_step: int = 4096,
 ):
-    """Return the config of a ViT; `data` is a folder, or what else `UnlabelledImages` takes; None: ImageNet.
+    """Return the config of a ViT; `data` is a folder, or what else `UnlabeledImages` takes; None: ImageNet.
 
     Those of DINOv3 keep their rotary positions, without which other models of that name could not take the weights.
     """
@@ -41,7 +41,7 @@ def config(
         criterion=dict(type="ReconstructionLoss"),
         data=dict(
             root="data/imagenet", images_per_gpu=64, val_images_per_gpu=125, num_workers=8,
-            train=dict(type="UnlabelledImages", source=source, transforms=crops),
+            train=dict(type="UnlabeledImages", source=source, transforms=crops),
             val=dict(type="ImageFolder", folder="{root}/val", transforms=whole),
         ),
         optimizer=dict(
@@ -49,14 +49,14 @@ def config(
             no_weight_decay=["vectors"],
         ),
         schedule=dict(type="CosineLR", warmup_epochs=min(40, epochs / 5)),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(
             epochs=epochs, images_per_step=images_per_step, reference_batch_size=images_per_step, precision="auto",
             eval_every=20, best_metric="knn/top1",
         ),
     )  # fmt: skip
     if data is not None:
-        cfg["data"]["val"] = dict(type="UnlabelledImages", source=source, transforms=whole)
+        cfg["data"]["val"] = dict(type="UnlabeledImages", source=source, transforms=whole)
         cfg["evaluator"] = dict(type="FeatureStatistics")
         cfg["train"]["best_metric"] = "loss"
     return cfg

@@ -61,7 +61,7 @@ def config(
     """Return the config of a backbone.
 
     Args:
-        data: a folder, or what else `UnlabelledImages` takes; None: ImageNet.
+        data: a folder, or what else `UnlabeledImages` takes; None: ImageNet.
         momentum: of the teacher; 0.9995 for steps of 256 images.
         warmup_epochs: epochs until `teacher_temperature`, from 0.04.
         num_prototypes: None: 65,536 for ImageNet, 4096 for `data`, which may be much smaller.
@@ -83,10 +83,10 @@ def config(
         data=dict(
             root="data/imagenet", images_per_gpu=8 if "patch8" in backbone else 64, val_images_per_gpu=125,
             num_workers=8,
-            train=dict(type="UnlabelledImages", source=source, transforms=crops),
+            train=dict(type="UnlabeledImages", source=source, transforms=crops),
             val=dict(type="ImageFolder", folder="{root}/val", transforms=whole),
         ),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(
             epochs=epochs, images_per_step=images_per_step, reference_batch_size=images_per_step,
             # Small patches make half precision unstable.
@@ -109,7 +109,7 @@ def config(
         cfg["optimizer"] = dict(type="AdamW", lr=lr, weight_decay=0.04, no_weight_decay=["vectors"])
     cfg["schedule"] = dict(type="CosineLR", warmup_epochs=min(10, epochs / 10), end_factor=1e-6 / lr)
     if data is not None:
-        cfg["data"]["val"] = dict(type="UnlabelledImages", source=source, transforms=whole)
+        cfg["data"]["val"] = dict(type="UnlabeledImages", source=source, transforms=whole)
         cfg["evaluator"] = dict(type="FeatureStatistics")
         cfg["train"]["best_metric"] = None  # an early state may have features of a higher rank, and be worse
     return cfg

@@ -21,7 +21,7 @@ def config():
         criterion=dict(type="FeatureDistillationLoss"),
         data=dict(
             train=dict(
-                type="UnlabelledImages", source=dict(**world, num_images=3200, split="train"),
+                type="UnlabeledImages", source=dict(**world, num_images=3200, split="train"),
                 # The eight flips and quarter turns of an image.
                 transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),
             ),
@@ -30,6 +30,6 @@ def config():
         ),
         optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=1),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(epochs=5, reference_batch_size=64, channels_last=True, best_metric="knn/top1"),
     )  # fmt: skip

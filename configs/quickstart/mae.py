@@ -22,7 +22,7 @@ def config():
         criterion=dict(type="ReconstructionLoss"),
         data=dict(
             train=dict(
-                type="UnlabelledImages", source=dict(**world, num_images=6400, split="train"),
+                type="UnlabeledImages", source=dict(**world, num_images=6400, split="train"),
                 # The eight flips and quarter turns of an image.
                 transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),
             ),
@@ -31,6 +31,6 @@ def config():
         ),
         optimizer=dict(type="AdamW", lr=1e-3, betas=[0.9, 0.95], weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=1),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(epochs=10, reference_batch_size=64, eval_every=5, best_metric="knn/top1"),
     )  # fmt: skip

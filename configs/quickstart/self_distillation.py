@@ -23,7 +23,7 @@ def config():
         criterion=dict(type="SelfDistillationLoss"),
         data=dict(
             train=dict(
-                type="UnlabelledImages", source=dict(**world, num_images=2048, split="train"),
+                type="UnlabeledImages", source=dict(**world, num_images=2048, split="train"),
                 transforms=dict(
                     type="MultiCrop", size=48, small_size=24, num_small=2, scale=[0.7, 1.0], small_scale=[0.35, 0.8]
                 ),
@@ -33,7 +33,7 @@ def config():
         ),
         optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.04, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=1, end_factor=0.01),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(
             epochs=10, reference_batch_size=64, eval_every=2, best_metric="knn/top1",
             hooks=[dict(type="SelfDistillationSchedules", momentum=0.98)],

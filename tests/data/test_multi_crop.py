@@ -69,7 +69,7 @@ def test_images_smaller_than_the_crops_are_enlarged(size):
 
 
 def test_a_batch_has_the_views_of_all_images_one_after_another():
-    dataset = build_dataset(dict(type="UnlabelledImages", source=WORLD, transforms=CROPS))
+    dataset = build_dataset(dict(type="UnlabeledImages", source=WORLD, transforms=CROPS))
     samples = [dataset[(i, 10 + i)] for i in range(3)]
     assert len(samples[0]["views"]) == 5 and samples[0]["image"] is samples[0]["views"][0]
     assert samples[0]["target"]["image_size"] == (32, 32) and samples[0]["target"]["original_size"] == (24, 24)
@@ -78,12 +78,12 @@ def test_a_batch_has_the_views_of_all_images_one_after_another():
     assert torch.equal(batch.inputs["images"][3 + 1], samples[1]["views"][1])
     assert torch.equal(batch.inputs["small_images"][2 * 3 + 2], samples[2]["views"][4])
     assert len(batch) == 3
-    only_large = build_dataset(dict(type="UnlabelledImages", source=WORLD, transforms=dict(CROPS, num_small=0)))
+    only_large = build_dataset(dict(type="UnlabeledImages", source=WORLD, transforms=dict(CROPS, num_small=0)))
     assert only_large.collate([only_large[0]]).inputs.keys() == {"images"}
 
 
 def test_worker_processes_load_the_same_views():
-    spec = dict(type="UnlabelledImages", source=WORLD, transforms=CROPS)
+    spec = dict(type="UnlabeledImages", source=WORLD, transforms=CROPS)
     batches = []
     for num_workers in (0, 1):
         settings = DataSettings(train=spec, images_per_gpu=2, num_workers=num_workers)
@@ -113,7 +113,7 @@ def test_datasets_with_one_image_per_sample_are_rejected(tmp_path):
     folder.mkdir()
     Image.new("RGB", (9, 9)).save(folder / "a.png")
     dataset = DATASETS.build("ImageFolder", folder=tmp_path, transforms=CROPS)
-    with pytest.raises(ConfigError, match=r"MultiCrop makes several views .* data.train=dict\(type='UnlabelledImages'"):
+    with pytest.raises(ConfigError, match=r"MultiCrop makes several views .* data.train=dict\(type='UnlabeledImages'"):
         dataset[0]
     with pytest.raises(ConfigError, match="MultiCrop"):
         TRANSFORMS.build(CROPS).views(np.zeros((9, 9, 4), np.uint16))
@@ -123,7 +123,7 @@ def test_datasets_with_one_image_per_sample_are_rejected(tmp_path):
 
 def test_views_are_not_squashed():
     images = dict(type="ShapesClassification", image_size=16, num_images=4)
-    crops = dict(type="UnlabelledImages", source=images, transforms=dict(type="MultiCrop", size=16, small_size=8))
+    crops = dict(type="UnlabeledImages", source=images, transforms=dict(type="MultiCrop", size=16, small_size=8))
     data = DataSettings(train=crops, val=images, images_per_gpu=2, num_workers=0, squares=dict(sizes=[32]))
     with pytest.raises(ConfigError, match="data.squares: resizes an image only, .* have its views. Leave it out"):
         next(iter(data.train_loader(data.dataset("train"), seed=0)))

@@ -34,8 +34,8 @@ def make_config(hook=HOOK, *, epochs=3, images_per_step=4, images_per_gpu=2, lr=
         model=dict(type="SelfDistillation", backbone=backbone, **head),
         criterion=dict(type="SelfDistillationLoss", **criterion),
         data=dict(
-            train=dict(type="UnlabelledImages", source=dict(**WORLD, num_images=8), transforms=crops),
-            val=dict(type="UnlabelledImages", source=dict(**WORLD, num_images=2, split="val")),
+            train=dict(type="UnlabeledImages", source=dict(**WORLD, num_images=8), transforms=crops),
+            val=dict(type="UnlabeledImages", source=dict(**WORLD, num_images=2, split="val")),
             images_per_gpu=images_per_gpu,
             num_workers=0,
         ),

@@ -10,7 +10,7 @@ from helpers.plain_dataset import PlainDataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.frozen_features import spread_and_rank
 from vitkit.evaluation.linear_probe import assign_folds, fit_linear
-from vitkit.evaluation.nearest_neighbours import nearest_neighbours, vote
+from vitkit.evaluation.nearest_neighbors import nearest_neighbors, vote
 from vitkit.registry import EVALUATORS
 
 CLASSES = ["a", "b", "c"]
@@ -57,7 +57,7 @@ def knn_in_numpy(features, labels, k, temperature):
 @pytest.mark.parametrize("count,k", [(50, 20), (50, 1), (9, 20), (2, 20)])
 def test_neighbors_vote_as_in_numpy_however_few_there_are(count, k):
     features, labels = features_of(count)
-    evaluator, metrics = evaluate(dict(type="NearestNeighbours", k=k), features, labels)
+    evaluator, metrics = evaluate(dict(type="NearestNeighbors", k=k), features, labels)
     predicted = knn_in_numpy(features, labels.numpy(), k, 0.07)
     assert [evaluator.answers[i].best[0] for i in range(count)] == predicted.tolist()
     assert metrics["knn/top1"] == pytest.approx((predicted == labels.numpy()).mean())
@@ -67,19 +67,19 @@ def test_neighbors_vote_as_in_numpy_however_few_there_are(count, k):
 def test_neighbors_are_searched_in_a_gallery_of_other_images():
     features, labels = features_of(40)
     queries, gallery = features[:10] * 3, features[10:]
-    similarities, indices = nearest_neighbours(queries, 5, gallery)
+    similarities, indices = nearest_neighbors(queries, 5, gallery)
     x, y = (v.numpy() / np.linalg.norm(v, axis=1, keepdims=True) for v in (queries, gallery))
     assert (indices.numpy() == np.argsort(-(x @ y.T), axis=1)[:, :5]).all()
     votes = vote(similarities, labels[10:][indices], len(CLASSES), temperature=0.07)
     assert torch.allclose(votes.sum(dim=1), torch.ones(10))
-    assert nearest_neighbours(queries, 99, gallery)[1].shape == (10, 30)
+    assert nearest_neighbors(queries, 99, gallery)[1].shape == (10, 30)
 
 
 def test_many_images_are_compared_in_parts(monkeypatch):
     features, _ = features_of(23)
-    whole = nearest_neighbours(features, 4)
-    monkeypatch.setattr("vitkit.evaluation.nearest_neighbours._AT_ONCE", 5)
-    parts = nearest_neighbours(features, 4)
+    whole = nearest_neighbors(features, 4)
+    monkeypatch.setattr("vitkit.evaluation.nearest_neighbors._AT_ONCE", 5)
+    parts = nearest_neighbors(features, 4)
     assert torch.allclose(whole[0], parts[0]) and torch.equal(whole[1], parts[1])
 
 
@@ -158,24 +158,24 @@ def test_statistics_show_a_collapse():
 def test_what_cannot_be_classified_is_an_error():
     features, labels = features_of(3)
     with pytest.raises(DataError, match="got 1 labeled image; expected at least 2"):
-        evaluate("NearestNeighbours", features[:1], labels[:1])
+        evaluate("NearestNeighbors", features[:1], labels[:1])
     with pytest.raises(ConfigError, match="k=0, temperature=0.07; expected both above 0"):
-        EVALUATORS.build(dict(type="NearestNeighbours", k=0), dataset=dataset_of(3))
+        EVALUATORS.build(dict(type="NearestNeighbors", k=0), dataset=dataset_of(3))
     with pytest.raises(ConfigError, match="folds=1"):
         EVALUATORS.build(dict(type="LinearProbe", folds=1), dataset=dataset_of(3))
-    with pytest.raises(ConfigError, match="NearestNeighbours needs 'features', but the model predicts logits"):
-        EVALUATORS.build("NearestNeighbours", dataset=dataset_of(3)).update(
+    with pytest.raises(ConfigError, match="NearestNeighbors needs 'features', but the model predicts logits"):
+        EVALUATORS.build("NearestNeighbors", dataset=dataset_of(3)).update(
             [{"logits": features[0]}], [{"image_id": 0, "label": 0}]
         )
-    with pytest.raises(ConfigError, match="NearestNeighbours, ClassificationE.*, some read a model's raw outputs"):
+    with pytest.raises(ConfigError, match="NearestNeighbors, ClassificationE.*, some read a model's raw outputs"):
         EVALUATORS.build(
-            dict(type="CombinedEvaluator", evaluator=["NearestNeighbours", "ClassificationEvaluator"]),
+            dict(type="CombinedEvaluator", evaluator=["NearestNeighbors", "ClassificationEvaluator"]),
             dataset=dataset_of(3),
         )
 
 
 def test_both_evaluators_run_on_the_same_features():
     features, labels = features_of(30, noise=0.3)
-    both = dict(type="CombinedEvaluator", evaluator=["NearestNeighbours", "LinearProbe"])
+    both = dict(type="CombinedEvaluator", evaluator=["NearestNeighbors", "LinearProbe"])
     _, metrics = evaluate(both, features, labels)
     assert metrics == {"knn/top1": 1.0, "knn/top5": 1.0, "probe/top1": 1.0, "probe/top5": 1.0}

@@ -201,12 +201,12 @@ def config(**train) -> dict:
         model=dict(type="MAE", backbone={**SMALL, "image_size": 32}, **DECODER),
         criterion=dict(type="ReconstructionLoss"),
         data=dict(
-            train=dict(type="UnlabelledImages", source=data), val=dict(**data, split="val"), images_per_gpu=4,
+            train=dict(type="UnlabeledImages", source=data), val=dict(**data, split="val"), images_per_gpu=4,
             val_images_per_gpu=4, num_workers=0,
         ),
         optimizer=dict(type="AdamW", lr=1e-3, betas=[0.9, 0.95], no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR"),
-        evaluator=dict(type="NearestNeighbours"),
+        evaluator=dict(type="NearestNeighbors"),
         train=dict(epochs=2, save_every_steps=1, best_metric="knn/top1", log_every=1, **train),
     )  # fmt: skip
 

@@ -48,7 +48,7 @@ def cache_features(
         if not isinstance(dataset, FeatureSource):
             raise ConfigError(
                 f"data.cache_features: data.{split}, {type(dataset).__name__}, cannot read features. Expected images "
-                "with captions, or UnlabelledImages for feature distillation."
+                "with captions, or UnlabeledImages for feature distillation."
             )
         if dataset.features is None:
             path = Path(os.path.abspath(data.cache_features)) / f"{split}.npy"

@@ -1,4 +1,4 @@
-"""MAE: a ViT learns from unlabelled images by reconstructing patches that it does not see (He et al. 2021,
+"""MAE: a ViT learns from unlabeled images by reconstructing patches that it does not see (He et al. 2021,
 https://arxiv.org/abs/2111.06377).
 
 Shapes: B batch, h x w patches, L = h * w, K patches are kept, M = L - K are removed, P = patch_size**2 * channels.

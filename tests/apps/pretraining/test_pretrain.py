@@ -19,7 +19,7 @@ from vitkit.apps.pretraining.photos import Photos, check_photos, leave_out_lost
 from vitkit.apps.starter import timed_run
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.training import api
-from vitkit.data.datasets.unlabelled_images import UnlabelledImages
+from vitkit.data.datasets.unlabeled_images import UnlabeledImages
 from vitkit.engine.hooks import Hook
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import BACKBONES
@@ -84,7 +84,7 @@ def test_names_that_no_list_can_have_are_left_out_and_named(photos):
     for name in ("two\nlines.png", "space.png ", os.fsdecode(b"\xff.png")):
         shutil.copy(photos / "0.png", photos / name)
     found = check_photos([*map(str, photos.iterdir())], photos.parent)
-    listed = UnlabelledImages(found.source)
+    listed = UnlabeledImages(found.source)
     assert len(listed) == found.count == 5 and all(listed.image_path(index).is_file() for index in range(5))
     assert any(note.startswith("3 images left out, whose name no line of UTF-8 text can have") for note in found.notes)
 
@@ -94,9 +94,9 @@ def test_shown_images_that_are_lost_later_are_left_out_when_a_run_goes_on(photos
     (photos / "1.png").unlink()
     (photos / "2.png").write_bytes(b"x")
     leave_out_lost(found)
-    assert [Path(name).name for name in UnlabelledImages(found.shown).image_ids] == ["0.png", "3.png", "4.png"]
+    assert [Path(name).name for name in UnlabeledImages(found.shown).image_ids] == ["0.png", "3.png", "4.png"]
     assert "2 images are no longer readable, and not shown" in capsys.readouterr().out
-    assert len(UnlabelledImages(found.source)) == 5  # training replaces them, in as many steps
+    assert len(UnlabeledImages(found.source)) == 5  # training replaces them, in as many steps
     shutil.rmtree(photos)
     with pytest.raises(DataError, match=r"shown\.txt: of 3 images that .* 0 can still be read\. Put them back where"):
         leave_out_lost(found)
@@ -261,7 +261,7 @@ def test_wrong_options_are_errors(photos, capsys):
         (["--method", "dinov2"], "--method dinov2: unknown. Did you mean 'dino'"),
         (["--method", "mae", "--backbone", "resnet18"], "--method mae: resnet18 is not a plain ViT"),
         (["--method", "mae", "--backbone", "vitdet_base"], "--method mae: vitdet_base is not a plain ViT"),
-        (["--labelled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
+        (["--labeled", "nowhere"], "nowhere: no such folder. Expected one with a folder of images for each class."),
     ):
         assert message in error_of(capsys, str(photos), *arguments)
     assert "expected images to learn from, such as a folder, or --resume FOLDER" in error_of(capsys)
@@ -290,14 +290,14 @@ def test_a_teacher_without_weights_is_an_error_before_anything_else_and_leaves_n
 
 
 def test_a_labeled_folder_has_several_classes(photos, tmp_path):
-    write_photos(tmp_path / "labelled/cats")
-    (tmp_path / "labelled/dogs").mkdir()
-    with pytest.raises(ConfigError, match=r"labelled: has images of 1 class \(cats\), so that every guess is right"):
-        pretrain(photos, labelled=tmp_path / "labelled", device="cpu")
+    write_photos(tmp_path / "labeled/cats")
+    (tmp_path / "labeled/dogs").mkdir()
+    with pytest.raises(ConfigError, match=r"labeled: has images of 1 class \(cats\), so that every guess is right"):
+        pretrain(photos, labeled=tmp_path / "labeled", device="cpu")
     assert not Path("runs/pretrain").exists()
 
 
-def labelled(folder: Path) -> Path:
+def labeled(folder: Path) -> Path:
     for k, name in enumerate(("cats", "dogs")):
         write_photos(folder / name, 3, seed=10 + k)
     return folder
@@ -312,7 +312,7 @@ def whole(tmp_path_factory):
             timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(0.001, 0.001, 1.0)
         )
         return pretrain(
-            write_photos(folder / "photos"), run_dir=folder / "run", labelled=labelled(folder / "labelled"), **OPTIONS
+            write_photos(folder / "photos"), run_dir=folder / "run", labeled=labeled(folder / "labeled"), **OPTIONS
         )
 
 
@@ -377,7 +377,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_and_ends_with_the_same_weigh
 
     api_train = api.train
     source, out = whole.folder.parent / "photos", tmp_path / "run"
-    options = dict(OPTIONS, labelled=whole.folder.parent / "labelled", run_dir=out)
+    options = dict(OPTIONS, labeled=whole.folder.parent / "labeled", run_dir=out)
     with monkeypatch.context() as patch:
         if stage == "train":
             patch.setattr(api, "train", killed_later)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.unlabelled_images import UnlabelledImages
+from vitkit.data.datasets.unlabeled_images import UnlabeledImages
 from vitkit.errors import DataError
 from vitkit.io.image_files import read_header, upright_size
 from vitkit.io.output import write_text
@@ -51,11 +51,11 @@ def check_photos(source: Path | Sequence[str | Path] | Spec, folder: Path) -> Ph
     """Look at all images of a source, and list the usable ones in the run's folder.
 
     Args:
-        source: see `UnlabelledImages`.
+        source: see `UnlabeledImages`.
     Raises:
         DataError: there are fewer than two usable ones.
     """
-    dataset = UnlabelledImages(source)
+    dataset = UnlabeledImages(source)
     step = max(1, len(dataset) // MAX_DECODED)
     unreadable: list[str] = []
     unlisted: list[str] = []
@@ -132,7 +132,7 @@ def leave_out_lost(photos: Photos) -> None:
     """
     if not isinstance(photos.shown, str):
         return
-    shown = UnlabelledImages(photos.shown)
+    shown = UnlabeledImages(photos.shown)
     usable: list[str] = []
     error = ""
     for index, name in enumerate(shown.image_ids):

@@ -21,7 +21,7 @@ PLAN = "pretrain.json"
 """The file in the run's folder that a resumption reads."""
 NUM_EVALUATIONS = 5
 WARMUP_EPOCHS = 1
-LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbours", "LinearProbe"]}
+LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbors", "LinearProbe"]}
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Request(TimedRequest):
     teacher: str | None
     backbone: str
     hours: float
-    labelled: str | None
+    labeled: str | None
     overrides: Sequence[str]
 
     def command(self, folder: Path) -> str:
         """Return the command that does this."""
         options = {"method": self.method, "teacher": self.teacher, "backbone": self.backbone}
-        options |= {"hours": f"{self.hours:g}", "labelled": self.labelled, "run-dir": str(folder)}
+        options |= {"hours": f"{self.hours:g}", "labeled": self.labeled, "run-dir": str(folder)}
         words = [f"--{name}={value}" for name, value in options.items() if value is not None]
         photos = self.photos if isinstance(self.photos, str) else "PHOTOS"
         return shlex.join(["vitkit", "pretrain", photos, *words, *self.overrides])
@@ -132,12 +132,12 @@ def config_text(plan: Plan, folder: Path) -> str:
             f'cfg["data"]["train"]["repeats"] = {choice.repeats}',
         ]
     val, metric = shown_images(plan), ""
-    if request.labelled is not None:
-        val = dict(type="ImageFolder", folder=request.labelled, transforms=val["transforms"])
+    if request.labeled is not None:
+        val = dict(type="ImageFolder", folder=request.labeled, transforms=val["transforms"])
         metric = ', best_metric="knn/top1"'
     lines += [
         f'cfg["data"]["val"] = {val!r}',
-        *[f'cfg["evaluator"] = {LABELED!r}'] * (request.labelled is not None),
+        *[f'cfg["evaluator"] = {LABELED!r}'] * (request.labeled is not None),
         f'cfg["schedule"]["warmup_epochs"] = {min(WARMUP_EPOCHS, choice.epochs / 10):g}',
         *method.small,
         f'cfg["train"].update(epochs={choice.epochs}, precision="auto"{metric})',
@@ -149,4 +149,4 @@ def config_text(plan: Plan, folder: Path) -> str:
 def shown_images(plan: Plan) -> dict[str, Any]:
     """Return the dataset of some images, spread over all, without labels."""
     transforms = dict(type="ClassificationEvalTransforms", size=plan.choice.size)
-    return dict(type="UnlabelledImages", source=plan.photos.shown, transforms=transforms)
+    return dict(type="UnlabeledImages", source=plan.photos.shown, transforms=transforms)

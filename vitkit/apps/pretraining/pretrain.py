@@ -74,7 +74,7 @@ def pretrain(
     teacher: str | None = None,
     backbone: str | None = None,
     hours: float | None = None,
-    labelled: str | Path | None = None,
+    labeled: str | Path | None = None,
     run_dir: str | Path = "runs/pretrain",
     resume: str | Path | None = None,
     dry_run: bool = False,
@@ -85,13 +85,13 @@ def pretrain(
 
     Args:
         photos: a folder, a pattern, a list of files, a text file of names, or the spec of a dataset whose targets are
-            left out; see `UnlabelledImages`. Not needed with `resume`.
+            left out; see `UnlabeledImages`. Not needed with `resume`.
         method: "distil", "mae" or "dino"; None: "distil" if there is a teacher, else "dino".
         teacher: for "distil", the name of a backbone, with its default weights or those of a file ("resnet50=FILE"), or
             the folder of a run.
         backbone: name of the backbone to train; None: the method's default.
         hours: wall-clock time for everything; None: 1.
-        labelled: a folder with a folder of images for each class, by which the features are judged before and after.
+        labeled: a folder with a folder of images for each class, by which the features are judged before and after.
         run_dir: folder to write, with a number after its name if it has contents.
         resume: the folder of a run to go on with, whose settings stay; those that are given must be the same.
         dry_run: choose and write the config, but do not train.
@@ -106,10 +106,10 @@ def pretrain(
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")
     device = default_device() if device == "auto" else device
     source = as_plain(photos) if photos else None
-    labelled = None if labelled is None else os.path.abspath(labelled)
+    labeled = None if labeled is None else os.path.abspath(labeled)
     teacher = None if teacher is None else as_absolute(teacher)
     if resume is not None:
-        given = dict(photos=source, method=method, teacher=teacher, backbone=backbone, hours=hours, labelled=labelled)
+        given = dict(photos=source, method=method, teacher=teacher, backbone=backbone, hours=hours, labeled=labeled)
         folder = Path(resume)
         plan = Plan.read(folder)
         check_same(plan.request, {**given, "overrides": list(overrides) or None}, folder)
@@ -119,7 +119,7 @@ def pretrain(
             raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
         method = choose_method(method, teacher)
         backbone = backbone or METHODS[method].backbone
-        request = Request(source, method, teacher, backbone, hours or 1.0, labelled, list(overrides))
+        request = Request(source, method, teacher, backbone, hours or 1.0, labeled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         try:
             plan = make_plan(request, folder, device)
@@ -250,15 +250,15 @@ def check_options(request: Request, folder: Path) -> None:
             f"--method {request.method}: {request.backbone} is not a plain ViT, whose patches it removes. Choose one: "
             f"--backbone {METHODS[request.method].backbone}, or another method."
         )
-    if request.labelled is not None and not os.path.isdir(request.labelled):
+    if request.labeled is not None and not os.path.isdir(request.labeled):
         raise ConfigError(
-            f"--labelled {request.labelled}: no such folder. Expected one with a folder of images for each class."
+            f"--labeled {request.labeled}: no such folder. Expected one with a folder of images for each class."
         )
-    if request.labelled is not None:
-        classes = [name for name in list_class_folders(Path(request.labelled)) if _has_image(request.labelled, name)]
+    if request.labeled is not None:
+        classes = [name for name in list_class_folders(Path(request.labeled)) if _has_image(request.labeled, name)]
         if len(classes) < 2:
             raise ConfigError(
-                f"--labelled {request.labelled}: has images of {pluralize(len(classes), 'classes')}"
+                f"--labeled {request.labeled}: has images of {pluralize(len(classes), 'classes')}"
                 f"{f' ({classes[0]})' if classes else ''}, so that every guess is right. Expected a folder of images "
                 "for each of at least two."
             )

@@ -9,8 +9,8 @@ import torch
 from vitkit.apps.report.images import ImageBudget
 from vitkit.apps.report.report import IMAGE_BYTES, write_page
 from vitkit.apps.report.sections import Gallery, Image, Section, Table
-from vitkit.data.datasets.unlabelled_images import UnlabelledImages
-from vitkit.evaluation.nearest_neighbours import nearest_neighbours
+from vitkit.data.datasets.unlabeled_images import UnlabeledImages
+from vitkit.evaluation.nearest_neighbors import nearest_neighbors
 from vitkit.io.image_files import read_image
 from vitkit.protocols.evaluator import is_measured
 
@@ -29,7 +29,7 @@ _LABELED = (
 )
 _UNLABELED = (
     "Without labels only a collapse can be told: features that hardly differ. Whether they are useful, the nearest "
-    "neighbors below show, or --labelled FOLDER, a folder of images for each class."
+    "neighbors below show, or --labeled FOLDER, a folder of images for each class."
 )
 _NEIGHBORS = (
     "A photo, and those whose features are the most similar to its own, with the cosine similarity. The features are "
@@ -44,7 +44,7 @@ def write_pretraining_report(
     facts: Mapping[str, str],
     before: Mapping[str, float],
     after: Mapping[str, float],
-    dataset: UnlabelledImages,
+    dataset: UnlabeledImages,
     features: torch.Tensor,
 ) -> Path:
     """Write the page.
@@ -82,7 +82,7 @@ def neighbor_groups(features: torch.Tensor) -> list[Sequence[Image]]:
         features: (N, D).
     """
     # With what all have in common, all similarities would be nearly 1.
-    similarities, indices = nearest_neighbours(features - features.mean(dim=0), _NUM_NEIGHBORS)
+    similarities, indices = nearest_neighbors(features - features.mean(dim=0), _NUM_NEIGHBORS)
     queries = np.unique(np.linspace(0, len(features) - 1, min(_NUM_QUERIES, len(features))).astype(int)).tolist()
     return [
         [

@@ -85,7 +85,7 @@ class MultiCrop:
         """Raise a ConfigError: one image cannot stand for all views."""
         raise ConfigError(
             "MultiCrop makes several views of each image, which only a dataset without annotations returns. Set "
-            "data.train=dict(type='UnlabelledImages', source=…, transforms=dict(type='MultiCrop')), and other "
+            "data.train=dict(type='UnlabeledImages', source=…, transforms=dict(type='MultiCrop')), and other "
             "transforms for validation."
         )
 

@@ -14,7 +14,7 @@ _AT_ONCE = 1024
 
 
 @EVALUATORS.register
-class NearestNeighbours(FeatureClassifier):
+class NearestNeighbors(FeatureClassifier):
     """Accuracy of a weighted vote of the nearest neighbors among the other images (knn/top1 and knn/top5, in 0..1).
 
     Published accuracies are of neighbors among the training images, which are more, so they are higher.
@@ -32,16 +32,16 @@ class NearestNeighbours(FeatureClassifier):
     def __init__(self, dataset: Dataset, *, k: int = 20, temperature: float = 0.07):
         super().__init__(dataset)
         if k < 1 or not temperature > 0:
-            raise ConfigError(f"NearestNeighbours: got k={k}, temperature={temperature}; expected both above 0.")
+            raise ConfigError(f"NearestNeighbors: got k={k}, temperature={temperature}; expected both above 0.")
         self.k, self.temperature = k, temperature
 
     def classify(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
         """See `FeatureClassifier`."""
-        similarities, neighbors = nearest_neighbours(features, self.k)
+        similarities, neighbors = nearest_neighbors(features, self.k)
         return vote(similarities, labels[neighbors], num_classes, temperature=self.temperature)
 
 
-def nearest_neighbours(features: Tensor, k: int, gallery: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def nearest_neighbors(features: Tensor, k: int, gallery: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the most similar images.
 
     Args:

@@ -27,7 +27,7 @@ _REMEDY = "Give a folder, a pattern such as 'photos/*.jpg', a list of files, a t
 
 
 @DATASETS.register
-class UnlabelledImages(BaseImageDataset):
+class UnlabeledImages(BaseImageDataset):
     """Images from anywhere, without annotations.
 
     A sample's target holds

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.datasets.unlabelled_images import UnlabelledImages
+from vitkit.data.datasets.unlabeled_images import UnlabeledImages
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import build_dataset
 from vitkit.errors import ConfigError, DataError
@@ -27,7 +27,7 @@ def photos(tmp_path) -> Path:
 
 
 def ids(source) -> list[str]:
-    return UnlabelledImages(source).image_ids
+    return UnlabeledImages(source).image_ids
 
 
 def test_a_folder_a_pattern_a_list_and_a_text_file_give_the_same_images(photos):
@@ -36,12 +36,12 @@ def test_a_folder_a_pattern_a_list_and_a_text_file_give_the_same_images(photos):
     (photos / "names.txt").write_text("a.png\n\nb.jpg\ndeep/c.png\n")
     assert ids(photos) == ids(str(photos)) == ids(photos / "names.txt") == names
     assert ids(f"{photos}/**/*") == ids(paths) == paths
-    first, *_, last = (UnlabelledImages(source) for source in (photos, photos / "names.txt", f"{photos}/**/*", paths))
+    first, *_, last = (UnlabeledImages(source) for source in (photos, photos / "names.txt", f"{photos}/**/*", paths))
     assert (first[2]["image"] == last[2]["image"]).all()
 
 
 def test_a_sample_has_no_annotations_and_its_crop_depends_on_the_seed_only(photos):
-    dataset = UnlabelledImages(photos, transforms=CROP)
+    dataset = UnlabeledImages(photos, transforms=CROP)
     assert dataset.classes is None and dataset.annotations == () and dataset.aspect_ratios() is None
     sample = dataset[(2, 7)]
     assert sample["target"] == {"image_id": "deep/c.png", "image_size": (16, 16), "original_size": (30, 40)}
@@ -51,7 +51,7 @@ def test_a_sample_has_no_annotations_and_its_crop_depends_on_the_seed_only(photo
 
 def test_the_images_of_another_dataset_come_without_its_targets_and_transforms():
     spec = dict(type="ShapesDetection", num_images=3, image_size=32, transforms=dict(type="EvalResize", size=64))
-    dataset = build_dataset(dict(type="UnlabelledImages", source=spec, transforms=CROP))
+    dataset = build_dataset(dict(type="UnlabeledImages", source=spec, transforms=CROP))
     plain = DATASETS.build("ShapesDetection", num_images=3, image_size=32)
     assert len(dataset) == 3 and np.array_equal(dataset.load_image(1), plain.load_image(1))
     assert set(dataset[1]["target"]) == {"image_id", "image_size", "original_size"}
@@ -67,7 +67,7 @@ def test_gray_cmyk_deep_tiny_and_animated_images_are_read_as_rgb(tmp_path, caplo
     frames = [Image.new("RGB", (9, 8), (90 * k,) * 3) for k in range(2)]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     with caplog.at_level(logging.WARNING, "vitkit"):
-        dataset = UnlabelledImages(tmp_path, transforms=CROP)
+        dataset = UnlabeledImages(tmp_path, transforms=CROP)
     assert "1 image has several pages or frames, such as 'moving.gif': the first is read" in caplog.text
     images = {name: dataset[(k, 0)]["image"] for k, name in enumerate(dataset.image_ids)}
     assert all(image.shape == (3, 16, 16) for image in images.values())
@@ -76,7 +76,7 @@ def test_gray_cmyk_deep_tiny_and_animated_images_are_read_as_rgb(tmp_path, caplo
 
 
 def test_images_occur_in_an_epoch_as_often_as_asked(photos):
-    source = dict(type="UnlabelledImages", source=str(photos), transforms=CROP, repeats=4)
+    source = dict(type="UnlabeledImages", source=str(photos), transforms=CROP, repeats=4)
     settings = DataSettings(train=source, images_per_gpu=2, num_workers=0)
     dataset = settings.dataset("train")
     batches = list(settings.train_loader(dataset, seed=0))
@@ -90,12 +90,12 @@ def test_images_occur_in_an_epoch_as_often_as_asked(photos):
         seen.append({target["image_id"] for batch in loader for target in batch.targets})
     assert {*map(len, seen)} == {2} and len(set.union(*seen)) == 3
     with pytest.raises(ConfigError, match="repeats=0: expected above 0"):
-        UnlabelledImages(photos, repeats=0)
+        UnlabeledImages(photos, repeats=0)
 
 
 def test_unreadable_files_are_left_to_the_loader(photos, caplog):
     (photos / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    source = dict(type="UnlabelledImages", source=str(photos), transforms=CROP)
+    source = dict(type="UnlabeledImages", source=str(photos), transforms=CROP)
     settings = DataSettings(train=source, images_per_gpu=4, num_workers=0)
     dataset = settings.dataset("train")
     with pytest.raises(DataError, match=r"cannot decode '.*broken\.png'"):
@@ -115,6 +115,6 @@ def test_what_has_no_image_is_an_error_with_a_remedy(tmp_path):
         (f"{tmp_path}/*.jpg", "no file matches it as a pattern"),
     ):
         with pytest.raises(DataError, match=text.replace("*", r"\*")):
-            UnlabelledImages(source)
+            UnlabeledImages(source)
     with pytest.raises(ConfigError, match="ShapesMotion is not a dataset of images"):
-        UnlabelledImages(dict(type="ShapesMotion", num_videos=2))
+        UnlabeledImages(dict(type="ShapesMotion", num_videos=2))
