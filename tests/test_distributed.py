@@ -28,6 +28,7 @@ from vitkit.distributed import (
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
+from vitkit.protocols.criterion import Criterion
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
 
@@ -45,7 +46,7 @@ class Normalized(nn.Module):
         return {"value": self.norm(images).sum(dim=1)}
 
 
-class Size(nn.Module):
+class Size(Criterion):
     def forward(self, outputs, targets):
         return {"size": outputs["value"].square().mean()}
 

@@ -234,9 +234,7 @@ def write_page(evaluator: Any, path: Path | None, facts: Mapping[str, str]) -> N
 
 def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None) -> None:
     """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
-    from vitkit.protocols.evaluator import EvaluatesDetections
-
-    detections = [part for part in evaluator.parts if isinstance(part, EvaluatesDetections)]
+    detections = [part for part in evaluator.parts if part.iou_types]
     for part in detections if details.iou is not None else ():
         part.iou = details.iou
     table = evaluator.table()

@@ -14,6 +14,7 @@ from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import describe, fit, seed_everything
 from vitkit.errors import CheckpointError, ConfigError, TrainingError
+from vitkit.losses.matched import MatchedCriterion
 from vitkit.registry import CRITERIA, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
@@ -388,7 +389,10 @@ def test_slow_first_step_of_a_compiled_run_is_announced(tmp_path, monkeypatch, c
 
 
 def test_run_that_ends_before_the_matchers_late_costs_warns(tmp_path, caplog):
-    criterion = SquaredError()
+    class MatchedSquaredError(SquaredError):
+        late_changes = MatchedCriterion.late_changes
+
+    criterion = MatchedSquaredError()
     criterion.matcher = CRITERIA.build(load_config("deimv2_n_coco")["criterion"]).matcher
     run(tmp_path / "run", criterion=criterion, epochs=2)
     message = (

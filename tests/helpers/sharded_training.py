@@ -16,6 +16,7 @@ from vitkit.engine.parallel import is_sharded, shard
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 
@@ -42,7 +43,7 @@ class Blocks(nn.Module):
         return {"value": self.last(self.norm(images))[:, 0]}
 
 
-class Error(nn.Module):
+class Error(Criterion):
     def forward(self, outputs, targets):
         return {"squared": (outputs["value"] - torch.stack([t["value"] for t in targets])).square().mean()}
 

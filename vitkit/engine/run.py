@@ -26,7 +26,7 @@ class TrainRun:
 
     model: Any
     """The `Model` on `device`, already sharded if `settings.strategy` says so."""
-    criterion: nn.Module
+    criterion: Criterion
     loader: Loader
     optimizer: Optimizer
     schedule: LRScheduler

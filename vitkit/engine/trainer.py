@@ -51,7 +51,6 @@ from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.engine.teaching import Teaching
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
-from vitkit.protocols.criterion import ChangesAtEpoch
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Model
 from vitkit.registry import OPTIMIZERS, SCHEDULES
@@ -376,12 +375,11 @@ def warn_of_later_changes(run: TrainRun) -> None:
             settings.restart_epoch,
             settings.epochs,
         )
-    for name, module in run.criterion.named_modules(prefix="criterion"):
-        changes_at = module.changes_at if isinstance(module, ChangesAtEpoch) else None
-        if changes_at is not None and changes_at >= settings.epochs:
+    for name, module, changes_at in run.criterion.late_changes():
+        if changes_at >= settings.epochs:
             logger.warning(
-                "%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that epoch in "
-                "its settings, or train longer.",
+                "criterion.%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that "
+                "epoch in its settings, or train longer.",
                 name,
                 type(module).__name__,
                 changes_at,

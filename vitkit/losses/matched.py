@@ -151,6 +151,10 @@ class MatchedCriterion(Criterion):
         """Return the number of objects."""
         return sum(len(target["labels"]) for target in targets)
 
+    def late_changes(self) -> list[tuple[str, nn.Module, int]]:
+        """Return the matcher, if it changes."""
+        return [] if self.matcher.changes_at is None else [("matcher", self.matcher, self.matcher.changes_at)]
+
     def match(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget], **settings: Any) -> list[SetLayers]:
         """Return the sets of queries with their matches, the main queries first.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -34,11 +34,9 @@ class Criterion(nn.Module):
         """Return the number that its losses over these targets are divided by, such as that of objects or words."""
         return len(targets)
 
+    def late_changes(self) -> Sequence[tuple[str, nn.Module, int]]:
+        """Return its parts that compute something else from an epoch on: name, module, and that epoch, counted from 0.
 
-@runtime_checkable
-class ChangesAtEpoch(Protocol):
-    """A part of a criterion, such as a matcher, that computes something else from an epoch on; a run that ends before
-    warns."""
-
-    changes_at: int | None
-    """That epoch, counted from 0; None: never."""
+        A run that ends before warns.
+        """
+        return ()

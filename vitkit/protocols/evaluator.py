@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.protocols.dataset import Dataset
@@ -32,6 +32,12 @@ class Evaluator(ABC):
     without intervals if the statistics do not have them."""
     needs_dataset: Sequence[str] = ()
     """The attributes and methods of `Dataset` that it reads and that a dataset may lack, checked before training."""
+
+    iou_types: Sequence[str] = ()
+    """What IoU of detections it computes: "bbox", "segm" or both; `named_statistics` then has a
+    `vitkit.evaluation.detection_statistics.DetectionStatistics` for each, which `vitkit test --thresholds` reads."""
+    iou: float = 0.5
+    """Smallest IoU of a correct detection, wherever detections are counted at a score threshold."""
 
     @abstractmethod
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
@@ -75,6 +81,11 @@ class Evaluator(ABC):
         """Return class name -> metric; {} if there are no metrics by class."""
         return {}
 
+    def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        """Return the metrics of detections of each class, and of each range of sizes, with the number of "objects" of
+        each."""
+        raise ConfigError(f"{type(self).__name__} does not evaluate detections, which have details by class and size.")
+
     def score_thresholds(self) -> ScoreThresholds | None:
         """Return the best score thresholds for showing predictions; None if there are none."""
         return None
@@ -104,23 +115,6 @@ class Evaluator(ABC):
     def load_results(self, path: str | Path) -> None:
         """Load what `write_results` wrote, in place of `update`."""
         raise ConfigError(f"{path}: {type(self).__name__} cannot read predictions from files. Evaluate the checkpoint.")
-
-
-@runtime_checkable
-class EvaluatesDetections(Protocol):
-    """An evaluator of boxes or masks that has the details which `vitkit test` prints (--per-size, --thresholds ...)."""
-
-    iou: float
-    """Smallest IoU of a correct prediction, wherever predictions are counted at a score threshold."""
-    iou_types: Sequence[str]
-    """"bbox", "segm" or both; `named_statistics` has a `vitkit.evaluation.detection_statistics.DetectionStatistics` for
-    each, which --thresholds reads."""
-
-    def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-        """Return the metrics of each class, and of each range of sizes, with the number of "objects" of each."""
-
-    def results(self) -> list[dict[str, Any]]:
-        """Return the predictions in the form of COCO's results files."""
 
 
 def require_parts(evaluator: Evaluator, dataset: Dataset) -> None:

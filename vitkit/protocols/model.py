@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
@@ -120,6 +120,13 @@ class Model(nn.Module):
     """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
     mask_multiple: int = 1
     """Its masks and maps cover the images of a batch padded to a multiple of this, in pixels."""
+    mask_ratio: float | None = None
+    """Fraction of an image's patches that it removes and reconstructs, for a model that learns by this: it has
+    `norm_pix` and `reconstruct`, see `vitkit.models.mae.MAE`."""
+    detections: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
+    """Takes the outputs and returns detections of one shape for all images, so that an exported file can include them:
+    scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the unpadded image, and the query that each detection is
+    from, (B, N) int64; see `vitkit.ops.detections.BatchDetections`. None: it has none."""
     freeze_backbone: bool = False
     """Whether its backbone is not trained."""
     has_fixed_features: bool = False
@@ -296,28 +303,6 @@ class DenseModel(Protocol):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return each image's predictions in pixels of the original, whose (height, width) is in `image_sizes`."""
-
-
-@runtime_checkable
-class FixedDetections(Protocol):
-    """A model whose detections have one shape for all images, so that an exported file can include them."""
-
-    def detections(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the unpadded image, and the query that each
-        detection is from, (B, N) int64; see `vitkit.ops.detections.BatchDetections`."""
-
-
-@runtime_checkable
-class Reconstructs(Protocol):
-    """A model that learns by reconstructing patches of images that it does not see."""
-
-    mask_ratio: float
-    """Fraction of the patches that are removed."""
-    norm_pix: bool
-    """Whether it predicts each patch relative to the patch's own mean and standard deviation."""
-
-    def reconstruct(self, images: Tensor, *, noise: Tensor | None = None) -> Any:
-        """Return what it makes of images, `vitkit.models.mae.Reconstruction`."""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.io.output import make_new_folder
 from vitkit.protocols.dataset import Dataset
-from vitkit.protocols.model import Reconstructs, child
+from vitkit.protocols.model import child
 
 
 class ImageFigures(NamedTuple):
@@ -66,7 +66,7 @@ IMAGE_FIGURES = (
     ImageFigures(
         lambda model: bool(attention_layers(model).prompt), explain_prompt, frozenset({"queries", "threshold"})
     ),
-    ImageFigures(lambda model: isinstance(model, Reconstructs), explain_reconstruction, frozenset()),
+    ImageFigures(lambda model: model.mask_ratio is not None, explain_reconstruction, frozenset()),
     ImageFigures(
         lambda model: has_located_attention(model) and not _writes_text(model), explain_backbone, frozenset({"points"})
     ),

@@ -14,7 +14,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.base import statistics_owner
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
-from vitkit.protocols.model import FixedDetections, Model, OffersExportGraph
+from vitkit.protocols.model import Model, OffersExportGraph
 
 Axes = Mapping[str, tuple[str | None, ...]]
 """Name of a tensor -> the name of each of its axes; None where its length never changes."""
@@ -151,7 +151,7 @@ def image_graph(model: nn.Module) -> ExportGraph:
     if isinstance(model, Model) and set(model.takes) == {"images"}:
         if "class_scores" in model.returns:
             return ClassifierGraph(model)
-        if isinstance(model, FixedDetections):
+        if model.detections is not None:
             return DetectorGraph(model)
         if model.classifies_masks or "semantic" in model.returns:
             return SegmenterGraph(model)
