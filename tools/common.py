@@ -219,11 +219,11 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
 def machine_error_line(error: BaseException) -> str | None:
     """Return the line with which tools report a lost rank or an error of memory, a file's name or storage; None for
     another error."""
-    from vitkit.apps.training.process_group import lost_peer
+    from vitkit.apps.training.process_group import has_lost_peer
     from vitkit.devices import is_out_of_memory
     from vitkit.distributed import rank
 
-    if lost_peer(error):
+    if has_lost_peer(error):
         return f"error (rank {rank()}): another rank has ended, and this one with it; see that one's error."
     if is_out_of_memory(error):
         reason = str(error).split("\n")[0] or type(error).__name__

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit import load_config
     from vitkit.apps.training.config_writing import write_config
-    from vitkit.apps.training.process_group import close_distributed, init_distributed, lost_peer, report_failure
+    from vitkit.apps.training.process_group import close_distributed, has_lost_peer, init_distributed, report_failure
     from vitkit.config import format_config
     from vitkit.distributed import rank
 
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         report_failure(error)
         sys.exit(error_line(error))
     except Exception as error:  # torchrun shows the error; it is raised again unless one line explains it
-        if not lost_peer(error):
+        if not has_lost_peer(error):
             report_failure(error)
         from vitkit.data.loading.loader import lost_worker
 

@@ -105,7 +105,7 @@ def evaluate_rank(number: int, folder: str, sender) -> None:
     evaluator.gather()
     took = dict(seconds=time.monotonic() - began, cpu=time.process_time() - cpu, memory=peak_memory() - before)
     dist.barrier()
-    answers = evaluator.answers
+    answers = evaluator.stored_predictions
     size = sum(array.nbytes for answer in answers.values() for array in answer[:3])
     right = all(answer.category_ids[0] == image_id % 90 + 1 for image_id, answer in answers.items())
     sender.send(dict(took, images=len(answers), ordered=list(answers) == sorted(answers), size=size, right=right))

@@ -46,10 +46,12 @@ def test_a_test_split_is_evaluated_like_the_validation_data(tmp_path, monkeypatc
     vitkit.test("run", split="test", device="cpu", **{"data.test": SPLIT}, **squashed)
     line = "images are resized for the model: to 64x64 pixels (width x height), whatever their proportions (stored: "
     assert line in capsys.readouterr().out
-    answers = {image: prediction.scores.tolist() for image, prediction in result.evaluator.answers.items()}
+    answers = {image: prediction.scores.tolist() for image, prediction in result.evaluator.stored_predictions.items()}
     native = vitkit.test("run", split="test", device="cpu", **{"data.test": SPLIT, "data.test.transforms": None})
     assert "images are evaluated at their stored size: shorter side 90, " in capsys.readouterr().out
-    assert answers != {image: prediction.scores.tolist() for image, prediction in native.evaluator.answers.items()}
+    assert answers != {
+        image: prediction.scores.tolist() for image, prediction in native.evaluator.stored_predictions.items()
+    }
 
 
 def test_the_thresholds_of_a_run_are_those_that_validation_chose(tmp_path, monkeypatch):

@@ -146,4 +146,4 @@ def test_scores_of_the_views_of_an_image_are_averaged():
     evaluator.update(predictions, [target_of(0, "b"), target_of(0, "b"), target_of(1, "c")])
     evaluator.update(predictions[:1], [target_of(0, "b")])  # a repeated image at the end changes nothing
     assert evaluator.compute() == {"top1": 1.0, "top5": 1.0}
-    assert evaluator.answers["0.png"].scores[:2] == pytest.approx([0.65, 0.3])
+    assert evaluator.stored_predictions["0.png"].scores[:2] == pytest.approx([0.65, 0.3])

@@ -257,7 +257,7 @@ def test_two_ranks_equal_one_process_despite_a_repeated_image(dataset, monkeypat
     ranks = [CocoEvaluator(dataset), CocoEvaluator(dataset)]
     for position, image_id in enumerate([11, 5, 12, 11]):
         ranks[position % 2].update([predictions[image_id]], [dict(image_id=image_id)])
-    answers = [rank.answers for rank in ranks]
+    answers = [rank.stored_predictions for rank in ranks]
     monkeypatch.setattr(distributed, "gather_objects", lambda item: answers if isinstance(item, dict) else [1])
     ranks[0].gather()
     assert ranks[0].compute() == expected

@@ -91,7 +91,7 @@ def official(dataset, answers, iou_type, max_dets):
 def test_precision_and_recall_are_those_of_pycocotools(seed, iou_type, max_dets):
     dataset, answers = random_case(seed)
     evaluator = CocoEvaluator(dataset, iou_types=[iou_type], max_dets=max_dets)
-    evaluator.answers = answers
+    evaluator.stored_predictions = answers
     evaluator.compute()
     precision, recall = evaluator.statistics().matches.precision_and_recall()
     expected = official(dataset, answers, iou_type, max_dets)
@@ -103,13 +103,15 @@ def test_precision_and_recall_are_those_of_pycocotools(seed, iou_type, max_dets)
 def test_each_rank_matches_its_own_images(seed, monkeypatch):
     dataset, answers = random_case(seed)
     alone = CocoEvaluator(dataset, iou_types=["bbox", "segm"])
-    alone.answers = dict(answers)
+    alone.stored_predictions = dict(answers)
     expected = alone.compute()
 
     ids = sorted(answers)
     ranks = [CocoEvaluator(dataset, iou_types=["bbox", "segm"]) for _ in range(2)]
     for rank, evaluator in enumerate(ranks):
-        evaluator.answers = {image_id: answers[image_id] for image_id in [*ids[rank::2], ids[0]]}  # one is repeated
+        evaluator.stored_predictions = {
+            image_id: answers[image_id] for image_id in [*ids[rank::2], ids[0]]
+        }  # one is repeated
     sent = []
     monkeypatch.setattr(distributed, "is_main", lambda: True)
     for module in (base_module, coco_module):

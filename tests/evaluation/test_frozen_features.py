@@ -59,7 +59,7 @@ def test_neighbors_vote_as_in_numpy_however_few_there_are(count, k):
     features, labels = features_of(count)
     evaluator, metrics = evaluate(dict(type="NearestNeighbors", k=k), features, labels)
     predicted = knn_in_numpy(features, labels.numpy(), k, 0.07)
-    assert [evaluator.answers[i].best[0] for i in range(count)] == predicted.tolist()
+    assert [evaluator.stored_predictions[i].best[0] for i in range(count)] == predicted.tolist()
     assert metrics["knn/top1"] == pytest.approx((predicted == labels.numpy()).mean())
     assert metrics["knn/top5"] == 1.0 and "knn: top-1 accuracy" in evaluator.table()
 

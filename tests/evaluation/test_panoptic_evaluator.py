@@ -200,7 +200,7 @@ def test_two_ranks_equal_one_process_despite_a_repeated_image(monkeypatch):
     ranks = [PanopticEvaluator(dataset), PanopticEvaluator(dataset)]
     for position, image_id in enumerate([8, 2, 700000, 8]):
         ranks[position % 2].update([predicted(*predictions[image_id])], [dict(image_id=image_id)])
-    answers = [rank.answers for rank in ranks]
+    answers = [rank.stored_predictions for rank in ranks]
     monkeypatch.setattr(distributed, "gather_objects", lambda item: answers if isinstance(item, dict) else [1])
     ranks[0].gather()
     assert ranks[0].compute() == expected
@@ -296,7 +296,7 @@ def test_official_sample_matches_itself(shared_data):
     evaluator, metrics = run(dataset, maps)
     assert metrics["PQ"] == metrics["PQ_things"] == metrics["PQ_stuff"] == 1.0
     num_crowds = sum(s["iscrowd"] for found in maps.values() for s in found.segments_info)
-    assert sum(answer.matches[:, 1].sum() for answer in evaluator.answers.values()) == 50 - num_crowds
+    assert sum(answer.matches[:, 1].sum() for answer in evaluator.stored_predictions.values()) == 50 - num_crowds
     # Without things and with every second column of stuff, no thing is detected, and at most half of the stuff.
     halves = {}
     for image_id, (ids, found) in maps.items():

@@ -56,7 +56,7 @@ def rankings(content, results, *, iou_type="bbox", iou=0.5):
         rows = [result for result in results if result["image_id"] == image_id]
         ids, boxes, scores = (np.array([row[key] for row in rows]) for key in ("category_id", "bbox", "score"))
         masks = [row["segmentation"] for row in rows] if iou_type == "segm" else None
-        evaluator.answers[image_id] = Predictions(ids, boxes, scores, masks)
+        evaluator.stored_predictions[image_id] = Predictions(ids, boxes, scores, masks)
     evaluator.compute()
     return evaluator.statistics().rankings()
 

@@ -141,7 +141,7 @@ def test_two_ranks_equal_one_process_despite_a_repeated_image(monkeypatch):
     for position, image_id in enumerate([5, 2, 2]):
         prediction = dict(semantic=torch.from_numpy(predictions[image_id]))
         ranks[position % 2].update([prediction], [dict(image_id=image_id)])
-    answers = [rank.answers for rank in ranks]
+    answers = [rank.stored_predictions for rank in ranks]
     monkeypatch.setattr(distributed, "gather_objects", lambda item: answers if isinstance(item, dict) else [1])
     ranks[0].gather()
     assert ranks[0].compute() == expected

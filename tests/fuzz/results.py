@@ -78,7 +78,7 @@ def check(folder: Path, world: Path) -> None:
     else:
         evaluator = SemanticEvaluator(SemanticFolder(images, str(world / "labels"), classes=["cat", "sky"]))
     evaluator.load_results(path)
-    assert evaluator.answers or kind != "semantic"
+    assert evaluator.stored_predictions or kind != "semantic"
     metrics = evaluator.compute()
     assert metrics and all(math.isfinite(value) and -1 <= value <= 1000 for value in metrics.values()), metrics
     assert evaluator.table()

@@ -104,7 +104,7 @@ from vitkit.io.image_files import ImageStore, find_root, read_image
 for root in ({str(data)!r}, {str(pack)!r}):
     store = ImageStore(find_root(root))
     print(store.has("a0.png"), store.is_folder(), read_image(store.folder / "a0.png").shape[2])
-    print(store.blocks(["a0.png"]) is None, "vitkit.io.packs" in sys.modules, len(store.packed_files()))
+    print(store.blocks(["a0.png"]) is None, "vitkit.io.packs" in sys.modules, len(store.list_packed_files()))
 """
     status, printed = run_anew(program)
     assert status == 0, printed
@@ -226,7 +226,7 @@ def test_a_cache_on_a_read_only_disk_is_used(pack, monkeypatch):
     def is_read_only(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(packs, "locked", is_read_only)
+    monkeypatch.setattr(packs, "hold_lock", is_read_only)
     assert mount(str(pack)) == root
 
 
@@ -276,7 +276,7 @@ def test_a_cache_that_can_only_be_read_is_used(pack, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     root = mount(str(pack))
-    monkeypatch.setattr(packs, "locked", is_read_only)
+    monkeypatch.setattr(packs, "hold_lock", is_read_only)
     assert mount(str(pack)) == root
 
 
@@ -289,7 +289,7 @@ def test_processes_that_open_a_pack_at_once_without_locks_use_what_one_of_them_h
             others.append(mount(str(pack)))
         extract(*arguments)
 
-    monkeypatch.setattr(packs, "locked", lambda *_: nullcontext())
+    monkeypatch.setattr(packs, "hold_lock", lambda *_: nullcontext())
     monkeypatch.setattr(packs, "_extract", overtaken)
     root = Path(mount(str(pack)))
     assert str(root) == others[1] and (root / "annotations/file.json").is_file()

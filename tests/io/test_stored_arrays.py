@@ -177,7 +177,7 @@ def read_only(monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     def make():
-        monkeypatch.setattr(stored_arrays_module, "locked", refuse)
+        monkeypatch.setattr(stored_arrays_module, "hold_lock", refuse)
         monkeypatch.setattr(stored_arrays_module, "write_atomically", refuse)
 
     return make

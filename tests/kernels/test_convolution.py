@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from vitkit.kernels import convolution as kernels
 from vitkit.kernels import use_kernels
-from vitkit.kernels.convolution import RELU, Settings, convolution, onednn
+from vitkit.kernels.convolution import RELU, ConvSettings, convolution, onednn
 from vitkit.kernels.convolution.narrow import compute_narrow_maps_in_float32
 
 LAYERS = {
@@ -30,7 +30,7 @@ REFERENCE = {
 def layer(kernel=1, stride=1, padding=0, dilation=1, groups=1, activation=None):
     """Return x, weight, bias and settings."""
     torch.manual_seed(0)
-    settings = Settings((stride,) * 2, (padding,) * 2, (dilation,) * 2, groups, activation)
+    settings = ConvSettings((stride,) * 2, (padding,) * 2, (dilation,) * 2, groups, activation)
     return torch.randn(2, 8, 13, 9), torch.randn(16, 8 // groups, kernel, kernel), torch.randn(16), settings
 
 

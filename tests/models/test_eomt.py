@@ -14,7 +14,7 @@ from vitkit.models.eomt import MaskAnnealing
 from vitkit.models.windows import window_starts
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.ops.images import normalize_images
-from vitkit.ops.mask_postprocess import Geometry, WindowMasks, semantic_scores, windowed_scores
+from vitkit.ops.mask_postprocess import Geometry, WindowMasks, merge_window_scores, semantic_scores
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA
 from vitkit.weights import load_weights
@@ -133,10 +133,10 @@ def test_single_window_equals_the_usual_scores_and_rows_can_be_selected(monkeypa
     geometry = Geometry((32, 32), (32, 20), (50, 31))
     ((_, expected),) = semantic_scores(probabilities, masks, geometry, resize_masks=False)
     window = WindowMasks(probabilities, masks, 0, 0)
-    ((_, got),) = windowed_scores([window], geometry)
+    ((_, got),) = merge_window_scores([window], geometry)
     torch.testing.assert_close(got, expected)
     monkeypatch.setattr("vitkit.ops.mask_postprocess.CHUNK_VALUES", 1000)
-    bands = list(windowed_scores([window], geometry, within=range(7, 40)))
+    bands = list(merge_window_scores([window], geometry, within=range(7, 40)))
     assert len(bands) > 1
     torch.testing.assert_close(torch.cat([scores for _, scores in bands], dim=1), expected[:, 7:40])
 

@@ -149,12 +149,14 @@ def test_dropout_is_that_of_the_update_alone():
 def test_trained_are_the_pairs_the_heads_and_what_is_named():
     model = classifier()
     lora = LoRA(layers="backbone.*qkv", rank=2, parts="qv")
-    trained = lora.trained_names(model)
+    trained = lora.list_trained_names(model)
     lora.add_to(model)
     assert trained == {"backbone.head.weight", "backbone.head.bias"}
     pairs = {f"backbone.blocks.{i}.attn.qkv.lora.{part}.{m}" for i in range(3) for part in "qv" for m in "ab"}
     assert {name for name, p in model.named_parameters() if p.requires_grad} == trained | pairs
-    parts = {name.split(".")[1] for name in LoRA(layers="*", train="backbone.norm|head").trained_names(classifier())}
+    parts = {
+        name.split(".")[1] for name in LoRA(layers="*", train="backbone.norm|head").list_trained_names(classifier())
+    }
     assert parts == {"norm", "head"}
 
 

@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 
 from vitkit.data.synthetic.shapes import ShapesSegmentation
-from vitkit.visualization.canvas import class_color, named_color
+from vitkit.visualization.canvas import choose_class_color, class_color
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 from vitkit.visualization.predictions import save_pairs
 
@@ -13,7 +13,7 @@ BLACK = np.zeros((400, 500, 3), np.uint8)
 
 def on_black(label):
     """Return the color of a class on black, with the opacity of an overlay."""
-    return tuple(np.rint(np.array(named_color(label, NAMES)) * 0.35).tolist())
+    return tuple(np.rint(np.array(choose_class_color(label, NAMES)) * 0.35).tolist())
 
 
 def has_color(image, color):
@@ -116,11 +116,11 @@ def test_ground_truth_may_have_another_size_than_the_image(tmp_path):
 
 def test_classes_have_their_conventional_colors():
     names = ["person", "Sky", "sky-other-merged", "tree", "zebra"]
-    sky, tree = named_color(1, names), named_color(3, names)
+    sky, tree = choose_class_color(1, names), choose_class_color(3, names)
     assert sky[2] > sky[1] > sky[0] and tree[1] > max(tree[0], tree[2])
     # A second sky gets another color than the first, and names without an expected color get that of their number.
-    assert named_color(2, names) == class_color(2) and named_color(4, names) == class_color(4)
-    assert len({named_color(label, names) for label in range(5)}) == 5
+    assert choose_class_color(2, names) == class_color(2) and choose_class_color(4, names) == class_color(4)
+    assert len({choose_class_color(label, names) for label in range(5)}) == 5
 
 
 def test_names_in_the_legend_are_never_truncated():

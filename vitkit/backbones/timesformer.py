@@ -89,7 +89,7 @@ def split_groups(x: Tensor, step: str) -> Tensor:
     # Each axis becomes two: (groups, tokens of a group), or (tokens, groups) if neighbors are in different groups.
     for axis, (kind, count) in enumerate(zip(STEPS[step], counts)):
         x = x.unflatten(1 + 2 * axis, (-1, count) if kind == "every second" else (count, -1))
-    x = x.permute(0, *_grouped_axes(step), 7)  # (B, groups of rows, of columns, of frames, rows, columns, frames, C)
+    x = x.permute(0, *_group_axes(step), 7)  # (B, groups of rows, of columns, of frames, rows, columns, frames, C)
     return x.flatten(4, 6).flatten(1, 3)
 
 
@@ -99,13 +99,13 @@ def join_groups(x: Tensor, step: str, size: Size) -> Tensor:
     """
     counts, lengths = group_sizes(step, size)
     x = x.unflatten(2, lengths).unflatten(1, counts)
-    axes = (0, *_grouped_axes(step), 7)
+    axes = (0, *_group_axes(step), 7)
     x = x.permute(sorted(range(8), key=axes.__getitem__))
     x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
     return x[:, : size[0], : size[1], : size[2]]
 
 
-def _grouped_axes(step: str) -> list[int]:
+def _group_axes(step: str) -> list[int]:
     """Return the axes of groups, then those of a group's tokens, where axes 1 to 3 have been split in two."""
     pairs = [
         (2 * axis + 2, 2 * axis + 1) if kind == "every second" else (2 * axis + 1, 2 * axis + 2)

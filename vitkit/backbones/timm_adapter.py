@@ -254,14 +254,14 @@ class TimmBackbone(BackboneBase):
         for names in self._groups(coarse=False)[1:]:  # after the stem
             kept = set(self._rename(names).values())
             keys = [name for name in parameters if name in kept]
-            block = _shared_module(keys)
+            block = _find_shared_module(keys)
             if {name for name in parameters if name.startswith(f"{block}.")} > set(keys):
                 # A downsampling and the block after it, or the last block and a norm: the block has most of the
                 # parameters.
                 depth = len(block.split(".")) + 1 if block else 1
                 children = Counter(".".join(key.split(".")[:depth]) for key in keys)
                 child_name = children.most_common(1)[0][0]
-                block = _shared_module([key for key in keys if key.startswith(f"{child_name}.")])
+                block = _find_shared_module([key for key in keys if key.startswith(f"{child_name}.")])
             is_head = any(head.startswith(f"{block}.") or f"{block}.".startswith(head) for head in self.class_head)
             if block and not is_head:
                 blocks.append(block)
@@ -358,7 +358,7 @@ def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], di
     return indices, {f"res{round(math.log2(s))}": FeatureInfo(channels, s) for s, _, channels in rows}
 
 
-def _shared_module(keys: Sequence[str]) -> str:
+def _find_shared_module(keys: Sequence[str]) -> str:
     """Return the name of the innermost module that contains all parameters with these names; "" if there is none."""
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(key.split(".")[:-1] for key in keys)))
     return ".".join(parts[0] for parts in shared)

@@ -96,7 +96,7 @@ def _issues_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> 
                 f"Override the whole {slot.registry.kind} instead: {key}={value['type']}."
             )
         else:
-            yield from _kept_arguments(key, value, slot, origins)
+            yield from _find_kept_arguments(key, value, slot, origins)
         unknown = [name for name in unknown if name not in replaced]
     for name in unknown:
         yield f"{join_key(key, name)}: {constructor.__name__} has no argument {name!r}. {nearest(name, slots)}"
@@ -125,7 +125,7 @@ def _issues_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> 
             yield f"{key}: {error}"
 
 
-def _kept_arguments(key: str, spec: Mapping[str, Any], slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
+def _find_kept_arguments(key: str, spec: Mapping[str, Any], slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
     """Yield a message if a variant, chosen by its name only, would keep what is set for the type that it replaces."""
     _, presets = resolve(slot, spec["type"], key)
     kept = [

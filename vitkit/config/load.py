@@ -114,7 +114,7 @@ def _resolve(
         if stage:
             named = {key for key, _ in overrides}
             from_command_line = any(key.split(".")[0] == "imports" for key in named)
-            code = _imported_code(
+            code = _read_imported_code(
                 cfg, Path.cwd() if from_command_line else path.parent, is_saved=is_saved and not from_command_line
             )
             own = [item for item in code if not is_saved or named & {"imports", item.key}]
@@ -270,7 +270,7 @@ def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
     return module
 
 
-def _imported_code(cfg: dict[str, Any], folder: Path, *, is_saved: bool) -> list[ImportedCode]:
+def _read_imported_code(cfg: dict[str, Any], folder: Path, *, is_saved: bool) -> list[ImportedCode]:
     """Return the code listed in `imports`, with the content of its files, without running anything.
 
     Args:

@@ -49,9 +49,9 @@ def find_config(text: str | Path) -> ConfigSource | None:
         return None
     if has_arguments(text):
         return _with_arguments(*_WITH_ARGUMENTS.fullmatch(str(text)).groups())
-    if file := _installed_file(Path(text)):
+    if file := _find_installed_file(Path(text)):
         return ConfigSource(file.stem, file)
-    return _variants().get(_installed_name(Path(text)))
+    return _variants().get(_strip_installed_name(Path(text)))
 
 
 def has_arguments(text: str | Path) -> bool:
@@ -65,7 +65,7 @@ def is_installed_name(text: str | Path) -> bool:
     path = Path(text)
     if not isinstance(text, str) or path.as_posix() != text or path.suffix in CONFIG_SUFFIXES:
         return False
-    return _installed_file(path) is not None or _installed_name(path) in _variants()
+    return _find_installed_file(path) is not None or _strip_installed_name(path) in _variants()
 
 
 def check_unambiguous(text: str | Path) -> None:
@@ -90,7 +90,7 @@ def config_names() -> list[str]:
     """Return the names of the installed configs, such as "detr_r50", "dfine_s_coco" and "quickstart/detr"."""
     files = (
         file.relative_to(folder).with_suffix("").as_posix()
-        for folder in installed_folders()
+        for folder in list_installed_folders()
         for file in folder.rglob("*.py")
         # Parts of configs, ablations and the code of examples are beside the configs; a family's members have names.
         if "\ndef config(" in (text := file.read_text(encoding="utf-8")) and not _is_family(text)
@@ -103,13 +103,13 @@ def family_names() -> list[str]:
     files = {source.file for source in _variants().values()}
     return sorted(
         file.relative_to(folder).with_suffix("").as_posix()
-        for folder in installed_folders()
+        for folder in list_installed_folders()
         for file in files
         if file.is_relative_to(folder)
     )
 
 
-def installed_folders() -> list[Path]:
+def list_installed_folders() -> list[Path]:
     """Return the folders of `vitkit.configs`; none if only the package of the library is installed."""
     package = importlib.util.find_spec("vitkit.configs")
     return [Path(folder) for folder in (package.submodule_search_locations or [] if package else [])]
@@ -127,18 +127,18 @@ def _with_arguments(family: str, arguments: str) -> ConfigSource | None:
     return ConfigSource("_".join([source.name, *parts]), source.file, {**source.arguments, **values})
 
 
-def _installed_name(path: Path) -> str:
+def _strip_installed_name(path: Path) -> str:
     """Return the name in a path, without "configs/" before it and ".py" after it."""
     name = path.as_posix().removeprefix("configs/")
     return name.removesuffix(".py") if path.parts[:1] == ("configs",) else name
 
 
-def _installed_file(path: Path) -> Path | None:
+def _find_installed_file(path: Path) -> Path | None:
     """Return the file of an installed config; a path below "configs/" may also name one, a longer path does not."""
     if path.is_absolute() or (path.suffix in CONFIG_SUFFIXES and path.parts[:1] != ("configs",)):
         return None
-    name = f"{_installed_name(path)}.py"
-    return next((file for folder in installed_folders() if isfile(file := folder / name)), None)
+    name = f"{_strip_installed_name(path)}.py"
+    return next((file for folder in list_installed_folders() if isfile(file := folder / name)), None)
 
 
 @functools.cache
@@ -146,7 +146,7 @@ def _variants() -> dict[str, ConfigSource]:
     """Return the members of all installed families by name."""
     return {
         name: ConfigSource(name, file, arguments, published)
-        for folder in installed_folders()
+        for folder in list_installed_folders()
         for file in sorted(folder.rglob("*.py"))
         if _is_family(file.read_text(encoding="utf-8"))
         for name, (arguments, published) in importlib.import_module(_module_name(file, folder)).VARIANTS.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 from vitkit.config.local_imports import find_specs
 from vitkit.errors import ConfigError
 from vitkit.io.atomic import write_atomically
-from vitkit.io.local_cache import locked
+from vitkit.io.local_cache import hold_lock
 
 logger = logging.getLogger("vitkit")
 _trusted_here: set[str] = set()
@@ -135,7 +135,7 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
     try:
         file = trust_file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file.with_suffix(".lock")):  # what another command remembers at the same time must stay
+        with hold_lock(file.with_suffix(".lock")):  # what another command remembers at the same time must stay
             text = json.dumps(_remember() | entries, indent=2) + "\n"
             write_atomically(file, lambda written: written.write(text.encode()), sync=False)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder

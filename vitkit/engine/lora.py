@@ -30,7 +30,7 @@ class LoRARun(Preparation):
                 "weights. Leave it out."
             )
         self.lora = LoRA(**(start.settings.lora or {}))
-        trained = self.lora.trained_names(model)
+        trained = self.lora.list_trained_names(model)
         self._constructed = {
             name: value.detach().clone()
             for name, value in model.named_parameters()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpointed_blocks
+from vitkit.nn.layers import find_recomputable_blocks
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
 from vitkit.registry import OPTIMIZERS, nearest
@@ -178,7 +178,7 @@ def layer_factors(
     """Compute layer-wise learning rates for fine-tuning pretrained transformers (https://arxiv.org/abs/2003.10555).
 
     The layers are the blocks of `model.backbone` (of the model, if it has none; of the student's backbone in self-
-    distillation), in the order of their creation: see `checkpointed_blocks`, or what a backbone itself declares by
+    distillation), in the order of their creation: see `find_recomputable_blocks`, or what a backbone itself declares by
     `block_names`. Parameters before the first block form a layer below it (by the rule of EoMT,
     https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks, such as downsampling, belong to the
     lower one; all others are above the last block.
@@ -226,7 +226,7 @@ def _block_names(model: nn.Module, inside: str) -> list[str]:
     if names is not None:
         return [f"{inside}{name}" for name in names]
     blocks: list[str] = []
-    for name in checkpointed_blocks(model):
+    for name in find_recomputable_blocks(model):
         if name.startswith(inside) and not _below(name, blocks[-1:]):
             blocks.append(name)
     return blocks

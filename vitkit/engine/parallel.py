@@ -24,7 +24,7 @@ from vitkit.distributed import broadcast, is_main, world_size
 from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpointed_blocks
+from vitkit.nn.layers import find_recomputable_blocks
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions()
@@ -50,7 +50,7 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
             "one, GPUs, or train.strategy=ddp."
         )
     mesh = init_device_mesh(device.type, (world_size(),))
-    for block in checkpointed_blocks(model).values():
+    for block in find_recomputable_blocks(model).values():
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 

@@ -35,7 +35,7 @@ class SampleEvaluator(Evaluator):
     def __init__(self, dataset: Dataset):
         require_parts(self, dataset)
         self.dataset = dataset
-        self.answers: dict[Any, Any] = {}
+        self.stored_predictions: dict[Any, Any] = {}
         """Answer of each sample, by image id or by a sentence's index."""
         self.metrics: dict[str, float] = {}
         """Results of the last `compute()`; empty on other ranks."""
@@ -47,9 +47,9 @@ class SampleEvaluator(Evaluator):
 
     def gather(self) -> None:
         """Move the answers of all ranks to the main process, sorted; a sample that several ranks saw is kept once."""
-        merged = gather_dicts(self.answers)
+        merged = gather_dicts(self.stored_predictions)
         if is_main():
-            self.answers = {key: merged[key] for key in sorted(merged)}
+            self.stored_predictions = {key: merged[key] for key in sorted(merged)}
 
     def compute(self) -> dict[str, float]:
         """Return the metrics on the main process, an empty dict elsewhere."""
@@ -66,7 +66,7 @@ class SampleEvaluator(Evaluator):
 
     def _compute(self) -> dict[str, float]:
         count = len(self.dataset.sample_ids())
-        if missing := count - len(self.answers):
+        if missing := count - len(self.stored_predictions):
             logger.warning("%d of %d %s have no prediction and count as missed", missing, count, self.dataset.noun)
         return self._metrics_of(self.statistics())
 

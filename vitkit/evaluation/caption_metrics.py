@@ -138,12 +138,12 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
         mine, total = vector(ngrams(candidate)), 0.0
         for reference, counts in zip(image_references, image_counts):
             damping = math.exp(-((len(candidate) - len(reference)) ** 2) / (2 * sigma**2))
-            total += damping * float(_clipped_cosines(mine, vector(counts)).mean())
+            total += damping * float(_compute_clipped_cosines(mine, vector(counts)).mean())
         scores.append(10 * total / len(image_references))
     return scores
 
 
-def _clipped_cosines(a: dict[tuple[str, ...], float], b: dict[tuple[str, ...], float]) -> np.ndarray:
+def _compute_clipped_cosines(a: dict[tuple[str, ...], float], b: dict[tuple[str, ...], float]) -> np.ndarray:
     """Return the cosines for each n-gram length, (4,), with the counts of `a` clipped to those of `b`."""
     products, norms_a, norms_b = np.zeros((3, MAX_N))
     for ngram, value in a.items():

@@ -57,15 +57,15 @@ class CaptionEvaluator(SampleEvaluator):
                     f"evaluator CaptionEvaluator: predictions have {', '.join(prediction)} and no 'text'. It is for "
                     "models that write captions, with their vocabulary."
                 )
-            self.answers.setdefault(target["image_id"], prediction["text"])
+            self.stored_predictions.setdefault(target["image_id"], prediction["text"])
 
     def _compute(self) -> dict[str, float]:
         """Return the metrics of the corpus."""
         ids = list(self.dataset.image_ids)
-        missing = len(ids) - len(self.answers)
+        missing = len(ids) - len(self.stored_predictions)
         if missing:
             logger.warning("%d of %d images have no caption, which counts as an empty one", missing, len(ids))
-        candidates = [tokenize_caption(self.answers.get(image_id, "")) for image_id in ids]
+        candidates = [tokenize_caption(self.stored_predictions.get(image_id, "")) for image_id in ids]
         references = [
             [tokenize_caption(text) for text in self.dataset.references(position)] for position in range(len(ids))
         ]
@@ -112,9 +112,9 @@ class CaptionEvaluator(SampleEvaluator):
         """
         path = Path(path)
         results = [
-            {"image_id": int(image_id), "caption": self.answers[image_id]}  # ids may be NumPy integers
+            {"image_id": int(image_id), "caption": self.stored_predictions[image_id]}  # ids may be NumPy integers
             for image_id in self.dataset.image_ids
-            if image_id in self.answers
+            if image_id in self.stored_predictions
         ]
         write_text(path, json.dumps(results, ensure_ascii=False))
         return [path]
@@ -128,4 +128,4 @@ class CaptionEvaluator(SampleEvaluator):
         results = read_results(path)
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
         raise_issues(caption_result_issues(results, image_ids), f"results '{path}'")
-        self.answers |= {entry["image_id"]: entry["caption"] for entry in results}
+        self.stored_predictions |= {entry["image_id"]: entry["caption"] for entry in results}

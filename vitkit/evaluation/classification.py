@@ -27,7 +27,7 @@ _MAX_NAMED = 40  # with more classes, the figure does not name them
 _MAX_COUNTED = 20  # with more classes, the figure's cells show no counts
 
 
-class _Answer(NamedTuple):
+class _StoredClasses(NamedTuple):
     label: int
     best: list[int]
     """The classes of the highest scores, best first, at most five."""
@@ -78,14 +78,14 @@ class ClassificationEvaluator(SampleEvaluator):
         scores = torch.stack([torch.stack(of_one).mean(dim=0) for of_one in views.values()])
         scores, labels = (values.tolist() for values in scores.topk(min(_NUM_BEST, num_classes)))
         for (image_id, label), best, best_scores in zip(views, labels, scores):
-            self.answers.setdefault(image_id, _Answer(label, best, best_scores))
+            self.stored_predictions.setdefault(image_id, _StoredClasses(label, best, best_scores))
 
     def confusion_matrix(self) -> np.ndarray:
         """Return the (C, C) int64 counts of images with the row's class that were classified as the column's."""
         num_classes = len(self.dataset.classes)
         matrix = np.zeros((num_classes, num_classes), np.int64)
-        for answer in self.answers.values():
-            matrix[answer.label, answer.best[0]] += 1
+        for prediction in self.stored_predictions.values():
+            matrix[prediction.label, prediction.best[0]] += 1
         return matrix
 
     def statistics(self) -> ClassificationStatistics:
@@ -94,8 +94,8 @@ class ClassificationEvaluator(SampleEvaluator):
         width = min(_NUM_BEST, len(self.dataset.classes))
         labels, best, scores = np.full(len(ids), -1), np.full((len(ids), width), -2), np.zeros((len(ids), width))
         for k, image_id in enumerate(ids):
-            if image_id in self.answers:
-                labels[k], best[k], scores[k] = self.answers[image_id]
+            if image_id in self.stored_predictions:
+                labels[k], best[k], scores[k] = self.stored_predictions[image_id]
         return ClassificationStatistics(ids, self.dataset.classes, labels, best, scores)
 
     def _table_lines(self) -> list[str]:
@@ -127,11 +127,11 @@ class ClassificationEvaluator(SampleEvaluator):
         images = [
             {
                 "image_id": image_id,
-                "class": names[answer.label],
-                "predicted": [names[label] for label in answer.best],
-                "scores": answer.scores,
+                "class": names[prediction.label],
+                "predicted": [names[label] for label in prediction.best],
+                "scores": prediction.scores,
             }
-            for image_id, answer in self.answers.items()
+            for image_id, prediction in self.stored_predictions.items()
         ]
         result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
         write_text(path, json.dumps(result))
@@ -152,8 +152,8 @@ class ClassificationEvaluator(SampleEvaluator):
             raise DataError(f"results '{path}': expected classes that vitkit test wrote, {{'images': [{{...}}, ...]}}.")
         dataset_ids = set(np.asarray(self.dataset.image_ids).tolist())
         for number, image in enumerate(images):
-            answer = _classes_of(image, label_of)
-            if answer is None:
+            prediction = _classes_of(image, label_of)
+            if prediction is None:
                 raise DataError(
                     f"results '{path}': image {number} has no image_id, or no class, predicted classes and scores of "
                     f"the dataset's {len(label_of)} classes. Give results of the config's data.val."
@@ -165,11 +165,11 @@ class ClassificationEvaluator(SampleEvaluator):
                     f"results '{path}': {matching} of their {len(images)} images are among the "
                     f"{len(dataset_ids)} of the data. Give results of the same images."
                 )
-            self.answers[image["image_id"]] = answer
+            self.stored_predictions[image["image_id"]] = prediction
 
 
-def _classes_of(image: Any, label_of: Mapping[str, int]) -> _Answer | None:
-    """Return the answer in an entry of a results file, or None if the entry is invalid."""
+def _classes_of(image: Any, label_of: Mapping[str, int]) -> _StoredClasses | None:
+    """Return the prediction in an entry of a results file, or None if the entry is invalid."""
     if not isinstance(image, dict) or not isinstance(image.get("image_id"), int | str):
         return None
     names, scores = image.get("predicted"), image.get("scores")
@@ -183,7 +183,7 @@ def _classes_of(image: Any, label_of: Mapping[str, int]) -> _Answer | None:
         return None
     if not all(is_number(score) for score in scores):
         return None
-    return _Answer(label_of[image["class"]], [label_of[name] for name in names], scores)
+    return _StoredClasses(label_of[image["class"]], [label_of[name] for name in names], scores)
 
 
 def draw_confusion_matrix(

@@ -163,7 +163,7 @@ class CocoEvaluator(SampleEvaluator):
         """
         for prediction, target in zip(predictions, targets, strict=True):
             image_id = int(target["image_id"])
-            if image_id in self.answers:
+            if image_id in self.stored_predictions:
                 continue
             labels = prediction["labels"].cpu().numpy()
             if len(labels) and not 0 <= labels.min() <= labels.max() < len(self._category_ids):
@@ -182,15 +182,15 @@ class CocoEvaluator(SampleEvaluator):
                         f"{', '.join(prediction)}. Choose ['bbox'], or a model and task with masks."
                     )
                 masks = masks_to_rle(prediction["masks"])
-            self.answers[image_id] = Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
+            self.stored_predictions[image_id] = Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
 
     def gather(self) -> None:
-        """Match the images of each rank, and move answers and matches to the main process."""
+        """Match the images of each rank, and move predictions and matches to the main process."""
         if world_size() > 1:
             truth = self.dataset.ground_truth()
-            answers = self.evaluated_answers(truth)
+            predictions_by_image = self.select_predictions(truth)
             for iou_type in self.iou_types:
-                self._image_matches[iou_type] = gather_dicts(self._match(iou_type, truth, answers))
+                self._image_matches[iou_type] = gather_dicts(self._match(iou_type, truth, predictions_by_image))
         super().gather()
 
     def _compute(self) -> dict[str, float]:
@@ -200,14 +200,14 @@ class CocoEvaluator(SampleEvaluator):
             DataError: masks are evaluated, but an annotation has none.
         """
         truth = self.dataset.ground_truth()
-        answers = self.evaluated_answers(truth)
+        predictions_by_image = self.select_predictions(truth)
         metrics = {}
         for iou_type in self.iou_types:
-            matches = self._match(iou_type, truth, answers, known=self._image_matches.get(iou_type, {}))
+            matches = self._match(iou_type, truth, predictions_by_image, known=self._image_matches.get(iou_type, {}))
             self._matches[iou_type] = DetectionMatches(
                 sorted(int(image_id) for image_id in self.dataset.image_ids),
                 self._category_ids.tolist(),
-                answers,
+                predictions_by_image,
                 matches,
                 truth,
                 iou_type=iou_type,
@@ -228,19 +228,19 @@ class CocoEvaluator(SampleEvaluator):
         """Return the category ids whose objects are not all annotated in an image."""
         return ()
 
-    def evaluated_answers(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:
+    def select_predictions(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:
         """Return the predictions that the metrics are computed from."""
-        return self.answers
+        return self.stored_predictions
 
-    def evaluated_results(self) -> list[dict[str, Any]]:
+    def select_results(self) -> list[dict[str, Any]]:
         """Return the predictions that the metrics are computed from, in COCO's result format, sorted by image."""
-        return to_results(self.evaluated_answers(self.dataset.ground_truth()))
+        return to_results(self.select_predictions(self.dataset.ground_truth()))
 
     def _match(
         self,
         iou_type: IouType,
         truth: Mapping[str, Any],
-        answers: Mapping[int, Predictions],
+        predictions_by_image: Mapping[int, Predictions],
         *,
         known: Mapping[int, ImageMatches] | None = None,
     ) -> dict[int, ImageMatches]:
@@ -255,7 +255,7 @@ class CocoEvaluator(SampleEvaluator):
         matches, of_image = dict(known or {}), group_objects(truth)
         none = (None, None)  # boxes need no sizes
         sizes = {x["id"]: image_sides(x)[::-1] if iou_type == "segm" else none for x in truth["images"]}
-        for image_id, predictions in answers.items():
+        for image_id, predictions in predictions_by_image.items():
             if image_id in matches:
                 continue
             if iou_type == "segm":
@@ -282,7 +282,7 @@ class CocoEvaluator(SampleEvaluator):
     def limit_line(self) -> str:
         """Return the line that states how many detections count, and whether the model returns fewer."""
         line = f"at most {self.max_dets[-1]} detections of a class in an image count (max_dets)"
-        most = max((len(predictions.scores) for predictions in self.answers.values()), default=0)
+        most = max((len(predictions.scores) for predictions in self.stored_predictions.values()), default=0)
         if 0 < most < self.max_dets[-1]:
             line += f"; the model returns at most {most}, of all classes (model.num_detections or num_queries)"
         return line
@@ -360,7 +360,7 @@ class CocoEvaluator(SampleEvaluator):
 
         Category ids are the dataset's raw ones, boxes are xywh in pixels, and masks are run lengths.
         """
-        return to_results(self.answers)
+        return to_results(self.stored_predictions)
 
     def write_results(self, path: str | Path) -> None:
         """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
@@ -401,7 +401,7 @@ class CocoEvaluator(SampleEvaluator):
                 result["bbox"] if "bbox" in result else coco_mask.toBbox(masks[position]).tolist()
                 for position, result in enumerate(image_results)
             ]
-            self.answers[image_id] = Predictions(
+            self.stored_predictions[image_id] = Predictions(
                 np.array([result["category_id"] for result in image_results], np.int64),
                 np.array(boxes, np.float64),
                 np.array([result["score"] for result in image_results], np.float64),
@@ -409,10 +409,10 @@ class CocoEvaluator(SampleEvaluator):
             )
 
 
-def to_results(answers: Mapping[int, Predictions]) -> list[dict[str, Any]]:
+def to_results(predictions_by_image: Mapping[int, Predictions]) -> list[dict[str, Any]]:
     """Return predictions by image id in COCO's result format, sorted by image."""
     results = []
-    for image_id, predictions in sorted(answers.items()):
+    for image_id, predictions in sorted(predictions_by_image.items()):
         columns = (column.tolist() for column in predictions[:3])
         for position, (category_id, box, score) in enumerate(zip(*columns)):
             result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}

@@ -60,7 +60,7 @@ class Objects(NamedTuple):
     number: np.ndarray
     """Index of each among the annotations."""
 
-    def ignored(self) -> np.ndarray:
+    def find_ignored(self) -> np.ndarray:
         """Return (A, M) bool, whether each does not have to be detected among the objects of each of `AREAS`."""
         return self.crowd | _outside(self.areas)
 
@@ -113,7 +113,7 @@ def match_image(
         overlaps = np.asarray(coco_mask.iou(ours, theirs, objects.crowd[columns].astype(np.uint8)))
         close = (overlaps >= min(*ious, 1 - 1e-10)).any(axis=1)
         if close.any():
-            crowd, ignored = objects.crowd[columns], objects.ignored()[:, columns]
+            crowd, ignored = objects.crowd[columns], objects.find_ignored()[:, columns]
             found = match_in_order(overlaps[close], crowd, ignored=ignored, ious=ious)
             near.append(rows[close])
             matched.append(np.where(found >= 0, columns[found], -1))
@@ -145,7 +145,7 @@ class DetectionMatches:
     Args:
         image_ids: the images in the order of the arrays.
         category_ids: raw category ids in the order of the classes.
-        answers: the predictions by image; an image may have none.
+        predictions_by_image: the predictions of each image; an image may have none.
         matches: the matches of the images that have predictions.
         truth: the annotations in COCO's format.
         ious: the IoUs that were matched at.
@@ -157,7 +157,7 @@ class DetectionMatches:
         self,
         image_ids: Sequence[Any],
         category_ids: Sequence[int],
-        answers: Mapping[Any, Predictions],
+        predictions_by_image: Mapping[Any, Predictions],
         matches: Mapping[Any, ImageMatches],
         truth: Mapping[str, Any],
         *,
@@ -176,14 +176,14 @@ class DetectionMatches:
         sizes = [len(part) for part in numbers]
         self.object_image = np.repeat(np.arange(self._num_images), sizes)
         self.object_labels = np.array([label_of[raw] for raw in self.objects.category_ids.tolist()], np.int64)
-        self._ignored = self.objects.ignored()
+        self._ignored = self.objects.find_ignored()
         first_object = np.cumsum([0, *sizes[:-1]]) if sizes else np.zeros(0, int)
 
         incomplete = incomplete or {}
         parts, near, matched = [], [], []
         num_rows, num_predictions = 0, 0
         for position, image_id in enumerate(self.image_ids):
-            predictions = answers.get(image_id)
+            predictions = predictions_by_image.get(image_id)
             if predictions is None:
                 continue
             found = matches[image_id]

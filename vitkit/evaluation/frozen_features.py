@@ -45,7 +45,7 @@ class FeatureClassifier(ClassificationEvaluator):
         """
         for prediction, target in zip(predictions, targets, strict=True):
             features = get_predicted_field(prediction, "features", type(self).__name__).float().cpu().numpy()
-            self.answers.setdefault(target["image_id"], (int(target["label"]), features))
+            self.stored_predictions.setdefault(target["image_id"], (int(target["label"]), features))
 
     def gather(self) -> None:
         """Move the features of all ranks to the main process, and classify each image there.
@@ -54,13 +54,13 @@ class FeatureClassifier(ClassificationEvaluator):
             DataError: there are fewer than two images.
         """
         super().gather()
-        if not self.answers:
+        if not self.stored_predictions:
             return
-        if len(self.answers) < 2:
+        if len(self.stored_predictions) < 2:
             raise DataError(f"evaluator {type(self).__name__}: got 1 labeled image; expected at least 2. Add some.")
-        ids, (labels, features) = list(self.answers), zip(*self.answers.values())
+        ids, (labels, features) = list(self.stored_predictions), zip(*self.stored_predictions.values())
         scores = self.classify(torch.from_numpy(np.stack(features)), torch.tensor(labels), len(self.dataset.classes))
-        self.answers = {}
+        self.stored_predictions = {}
         super().update(
             [{"class_scores": of_image} for of_image in scores],
             [{"image_id": image_id, "label": label} for image_id, label in zip(ids, labels)],
@@ -95,17 +95,17 @@ class FeatureStatistics(SampleEvaluator):
         """
         for prediction, target in zip(predictions, targets, strict=True):
             features = get_predicted_field(prediction, "features", type(self).__name__).float().cpu().numpy()
-            self.answers.setdefault(target["image_id"], features)
+            self.stored_predictions.setdefault(target["image_id"], features)
 
     def _compute(self) -> dict[str, float]:
-        if len(self.answers) < 2:
+        if len(self.stored_predictions) < 2:
             return {"spread": -1.0, "rank": -1.0}
-        spread, rank = spread_and_rank(torch.from_numpy(np.stack(list(self.answers.values()))))
+        spread, rank = spread_and_rank(torch.from_numpy(np.stack(list(self.stored_predictions.values()))))
         return {"spread": spread, "rank": rank}
 
     def _table_lines(self) -> list[str]:
         spread, rank = self.metrics["spread"], self.metrics["rank"]
-        images = pluralize(len(self.answers), self.dataset.noun)
+        images = pluralize(len(self.stored_predictions), self.dataset.noun)
         return [f"features of {images}: spread {spread:.3f} (0: all are equal)   effective rank {rank:.1f}"]
 
 

@@ -59,8 +59,8 @@ class GroundingEvaluator(SampleEvaluator):
         """
         for outputs, target in zip(predictions, targets, strict=True):
             image_id = int(target["image_id"])
-            if image_id not in self.answers:
-                self.answers[image_id] = self._find(outputs, target, self._index_of[image_id])
+            if image_id not in self.stored_predictions:
+                self.stored_predictions[image_id] = self._find(outputs, target, self._index_of[image_id])
 
     def _find(self, outputs: Mapping[str, Any], target: DetectionTarget, index: int) -> list[int]:
         """Return the rank of the best fitting box of each region, counted from 0; the last rank if none fits."""
@@ -99,7 +99,7 @@ class GroundingEvaluator(SampleEvaluator):
     def _compute(self) -> dict[str, float]:
         """Return the fraction of phrases that are found at each number of boxes; images without an answer lack all."""
         total = [len(np.unique(self.dataset.located(index).regions)) for index in self._index_of.values()]
-        found = np.array([rank for ranks in self.answers.values() for rank in ranks], np.int64)
+        found = np.array([rank for ranks in self.stored_predictions.values() for rank in ranks], np.int64)
         self.num_phrases = sum(total)
         return {
             f"R{rank}": float((found < rank).sum()) / self.num_phrases if self.num_phrases else -1.0

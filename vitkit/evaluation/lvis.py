@@ -61,7 +61,7 @@ class LvisEvaluator(CocoEvaluator):
         """Return the category ids whose objects are not all annotated in an image."""
         return image[ANNOTATED_CLASSES[1]]
 
-    def evaluated_answers(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:
+    def select_predictions(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:
         """Return the predictions within the limit of classes that their images are annotated for."""
         annotated = {image["id"]: {*image[ANNOTATED_CLASSES[0]]} for image in truth["images"]}
         for annotation in truth["annotations"]:
@@ -73,7 +73,7 @@ class LvisEvaluator(CocoEvaluator):
         }
 
     def gather(self) -> None:
-        """Move the answers of all ranks to the main process; see `CocoEvaluator`."""
+        """Move the predictions of all ranks to the main process; see `CocoEvaluator`."""
         if self.fixed_ap:  # which predictions count is known only when all are
             SampleEvaluator.gather(self)
         else:
@@ -82,18 +82,21 @@ class LvisEvaluator(CocoEvaluator):
     def _within_limit(self) -> dict[int, Predictions]:
         """Return the best predictions of each image, or of each class."""
         if not self.fixed_ap:
-            return {k: p.take(_best(p.scores, PER_IMAGE)) for k, p in self.answers.items()}
-        image_ids = sorted(self.answers)
+            return {k: p.take(_best(p.scores, PER_IMAGE)) for k, p in self.stored_predictions.items()}
+        image_ids = sorted(self.stored_predictions)
         category_ids, scores = (
-            np.concatenate([np.zeros(0), *(getattr(self.answers[k], name) for k in image_ids)])
+            np.concatenate([np.zeros(0), *(getattr(self.stored_predictions[k], name) for k in image_ids)])
             for name in ("category_ids", "scores")
         )
         kept = np.zeros(len(scores), bool)
         by_class = np.argsort(category_ids, kind="stable")
         for rows in np.split(by_class, np.flatnonzero(np.diff(category_ids[by_class])) + 1):
             kept[rows[_best(scores[rows], PER_CLASS)]] = True
-        ends = np.cumsum([len(self.answers[k].scores) for k in image_ids], dtype=np.int64)
-        return {k: self.answers[k].take(np.flatnonzero(part)) for k, part in zip(image_ids, np.split(kept, ends[:-1]))}
+        ends = np.cumsum([len(self.stored_predictions[k].scores) for k in image_ids], dtype=np.int64)
+        return {
+            k: self.stored_predictions[k].take(np.flatnonzero(part))
+            for k, part in zip(image_ids, np.split(kept, ends[:-1]))
+        }
 
     def _compute(self) -> dict[str, float]:
         """Return the metrics of `CocoEvaluator`, and bbox/APr, bbox/APc, bbox/APf ..."""

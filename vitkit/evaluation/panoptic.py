@@ -32,7 +32,7 @@ _VOID = 0
 _OFFSET = 1 << 24
 
 
-class _Answer(NamedTuple):
+class _StoredSegments(NamedTuple):
     """The data of one image that the metrics and the results need."""
 
     matches: np.ndarray
@@ -83,7 +83,7 @@ class PanopticEvaluator(SampleEvaluator):
             ConfigError: the model predicts no panoptic maps.
         """
         for prediction, target in zip(predictions, targets, strict=True):
-            if target["image_id"] not in self.answers:
+            if target["image_id"] not in self.stored_predictions:
                 ids = get_predicted_field(prediction, "panoptic", "PanopticEvaluator").cpu().numpy()
                 self._add(target["image_id"], PanopticMap(ids, prediction["segments_info"]))
 
@@ -98,21 +98,21 @@ class PanopticEvaluator(SampleEvaluator):
             for s in predicted.segments_info
         ]
         matches = match_segments(truth, predicted, len(self.dataset.classes))
-        self.answers[image_id] = _Answer(matches, segments, encode_ids(predicted.panoptic))
+        self.stored_predictions[image_id] = _StoredSegments(matches, segments, encode_ids(predicted.panoptic))
 
-    def predicted_map(self, image_id: Any) -> PanopticMap:
+    def read_predicted_map(self, image_id: Any) -> PanopticMap:
         """Return the predicted segments; none if the image has no prediction."""
-        if image_id not in self.answers:
+        if image_id not in self.stored_predictions:
             return PanopticMap(np.zeros_like(self.dataset.load_panoptic(self._position_of[image_id]).panoptic), [])
-        answer = self.answers[image_id]
-        return PanopticMap(decode_ids(answer.png), answer.segments)
+        prediction = self.stored_predictions[image_id]
+        return PanopticMap(decode_ids(prediction.png), prediction.segments)
 
     def statistics(self) -> PanopticStatistics:
         """Return each image's contribution to the metrics of the last `compute()`."""
         matches = np.zeros((len(self._position_of), len(self.dataset.classes), 4))
         for k, (image_id, position) in enumerate(self._position_of.items()):
-            if image_id in self.answers:
-                matches[k] = self.answers[image_id].matches
+            if image_id in self.stored_predictions:
+                matches[k] = self.stored_predictions[image_id].matches
             else:
                 truth = self.dataset.load_panoptic(position)
                 nothing = PanopticMap(np.zeros_like(truth.panoptic), [])
@@ -145,13 +145,13 @@ class PanopticEvaluator(SampleEvaluator):
         path = Path(path)
         folder = map_folder(path)
         annotations = []
-        for image_id, answer in sorted(self.answers.items()):
+        for image_id, prediction in sorted(self.stored_predictions.items()):
             name = map_name(image_id)
-            write_map(folder, name, answer.png)
+            write_map(folder, name, prediction.png)
             segments = [
                 {name: value for name, value in segment.items() if name != "label"}
                 | {"category_id": int(self.dataset.category_ids[segment["label"]])}
-                for segment in answer.segments
+                for segment in prediction.segments
             ]
             annotations.append({"image_id": image_id, "file_name": name, "segments_info": segments})
         categories = [

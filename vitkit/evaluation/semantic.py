@@ -43,7 +43,7 @@ class _Counts(NamedTuple):
     """(3, C) int32, see `boundary_counts`; None if boundaries are not compared."""
 
 
-class _Answer(NamedTuple):
+class _StoredMap(NamedTuple):
     """The data of one image that the metrics and the results need."""
 
     counts: _Counts
@@ -93,7 +93,7 @@ class SemanticEvaluator(SampleEvaluator):
             ConfigError: the model predicts no semantic maps.
         """
         for prediction, target in zip(predictions, targets, strict=True):
-            if target["image_id"] not in self.answers:
+            if target["image_id"] not in self.stored_predictions:
                 semantic = get_predicted_field(prediction, "semantic", "SemanticEvaluator")
                 self._add(target["image_id"], semantic.cpu().numpy())
 
@@ -106,7 +106,9 @@ class SemanticEvaluator(SampleEvaluator):
         predicted = predicted.astype(np.uint8)
         truth = self.dataset.load_semantic(self._position_of[image_id])
         check_size(predicted, truth, image_id)
-        self.answers[image_id] = _Answer(self._counts(truth, predicted), encode_labels(self._raw[predicted]))
+        self.stored_predictions[image_id] = _StoredMap(
+            self._counts(truth, predicted), encode_labels(self._raw[predicted])
+        )
 
     def _counts(self, truth: np.ndarray, predicted: np.ndarray) -> _Counts:
         num_classes = len(self.dataset.classes)
@@ -116,8 +118,8 @@ class SemanticEvaluator(SampleEvaluator):
 
     def _counts_of(self, image_id: Any) -> _Counts:
         """Return the counts of an image; all its pixels are missed if it has no prediction."""
-        if image_id in self.answers:
-            return self.answers[image_id].counts
+        if image_id in self.stored_predictions:
+            return self.stored_predictions[image_id].counts
         truth = self.dataset.load_semantic(self._position_of[image_id])
         return self._counts(truth, np.full_like(truth, IGNORE_INDEX))
 
@@ -129,13 +131,13 @@ class SemanticEvaluator(SampleEvaluator):
             flat[counts.codes] += counts.pixels
         return flat.reshape(num_classes, num_classes + 1)
 
-    def predicted_map(self, image_id: Any) -> np.ndarray:
+    def read_predicted_map(self, image_id: Any) -> np.ndarray:
         """Return the (H, W) uint8 predicted labels; `IGNORE_INDEX` everywhere if the image has no prediction."""
-        if image_id not in self.answers:
+        if image_id not in self.stored_predictions:
             return np.full_like(self.dataset.load_semantic(self._position_of[image_id]), IGNORE_INDEX)
         label_of = np.full(1 << 16, IGNORE_INDEX, np.uint8)
         label_of[self._raw] = np.arange(len(self._raw))
-        return label_of[decode_labels(self.answers[image_id].png)]
+        return label_of[decode_labels(self.stored_predictions[image_id].png)]
 
     def statistics(self) -> SemanticStatistics:
         """Return each image's contribution to the metrics of the last `compute()`."""
@@ -177,8 +179,8 @@ class SemanticEvaluator(SampleEvaluator):
         """
         path = Path(path)
         folder = map_folder(path)
-        for image_id, answer in self.answers.items():
-            write_map(folder, map_name(image_id), answer.png)
+        for image_id, prediction in self.stored_predictions.items():
+            write_map(folder, map_name(image_id), prediction.png)
         classes = [
             {"id": raw, "name": name, **self._by_class.get(name, {})}
             for raw, name in zip(self._raw.tolist(), self.dataset.classes)
@@ -213,7 +215,7 @@ class SemanticEvaluator(SampleEvaluator):
                     f"({len(label_of)} classes, {self._raw.min()} to {self._raw.max()})."
                 )
             self._add(image_id, labels)
-        if not self.answers:
+        if not self.stored_predictions:
             example = folder / map_name(next(iter(self._position_of)))
             raise DataError(
                 f"results: '{folder}' has no prediction for any of {len(self._position_of)} images; expected PNG of "

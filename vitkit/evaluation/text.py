@@ -26,7 +26,7 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
 """Translation metrics: name in configs and results -> name as printed."""
 
 
-class _Answer(NamedTuple):
+class _StoredText(NamedTuple):
     text: str
     source: str
     references: list[str]
@@ -103,8 +103,8 @@ class TextEvaluator(SampleEvaluator):
                     "evaluator TextEvaluator: is for models that write text, of datasets with references, such as "
                     "ParallelText. Set evaluator=LanguageModelEvaluator for language models."
                 )
-            answer = _Answer(prediction["text"], target["source_text"], list(target["references"]))
-            self.answers.setdefault(int(target["index"]), answer)
+            sentence = _StoredText(prediction["text"], target["source_text"], list(target["references"]))
+            self.stored_predictions.setdefault(int(target["index"]), sentence)
 
     def _compute(self) -> dict[str, float]:
         """Return those in `metrics` of bleu and chrf, in 0..100 as usually published, and exact_match, in 0..1.
@@ -112,28 +112,28 @@ class TextEvaluator(SampleEvaluator):
         Raises:
             DataError: sentences of the dataset have no prediction.
         """
-        _require_all(self.answers, self.dataset)
-        scores = {name: self._score(name, list(self.answers.values())) for name in self.reported}
+        _require_all(self.stored_predictions, self.dataset)
+        scores = {name: self._score(name, list(self.stored_predictions.values())) for name in self.reported}
         # A metric only knows the number of references after it was computed.
         self._signatures = {name: str(m.get_signature()) for name, m in self._corpus_metrics.items() if name in scores}
         return scores
 
-    def _score(self, name: str, answers: Sequence[_Answer]) -> float:
+    def _score(self, name: str, sentences: Sequence[_StoredText]) -> float:
         if name == "exact_match":
-            return sum(map(self._is_exact, answers)) / len(answers)
-        return _corpus_score(self._corpus_metrics[name], answers)
+            return sum(map(self._is_exact, sentences)) / len(sentences)
+        return _corpus_score(self._corpus_metrics[name], sentences)
 
-    def _is_exact(self, answer: _Answer) -> bool:
+    def _is_exact(self, sentence: _StoredText) -> bool:
         if self.lowercase:
-            return answer.text.lower() in map(str.lower, answer.references)
-        return answer.text in answer.references
+            return sentence.text.lower() in map(str.lower, sentence.references)
+        return sentence.text in sentence.references
 
     def by_length(self) -> list[LengthGroup]:
         """Return the first metric for sentences of 1 to 5 words, 6 to 10, … (Bahdanau et al. 2015, figure 2)."""
-        groups: dict[int, list[_Answer]] = {}
-        for answer in self.answers.values():
-            groups.setdefault(max(len(answer.source.split()) - 1, 0) // LENGTH_STEP, []).append(answer)
-        joined: list[tuple[int, int, list[_Answer]]] = []
+        groups: dict[int, list[_StoredText]] = {}
+        for sentence in self.stored_predictions.values():
+            groups.setdefault(max(len(sentence.source.split()) - 1, 0) // LENGTH_STEP, []).append(sentence)
+        joined: list[tuple[int, int, list[_StoredText]]] = []
         for number in sorted(groups):
             min_words, max_words = number * LENGTH_STEP + 1, (number + 1) * LENGTH_STEP
             if joined and min(len(joined[-1][2]), len(groups[number])) < self.smallest_group:
@@ -146,16 +146,16 @@ class TextEvaluator(SampleEvaluator):
 
     def statistics(self) -> TextStatistics:
         """Return each sentence's contribution to the metrics of the last `compute()`."""
-        answers = list(self.answers.values())
-        texts, references = [answer.text for answer in answers], _references_by_number(answers)
+        sentences = list(self.stored_predictions.values())
+        texts, references = [sentence.text for sentence in sentences], _references_by_number(sentences)
         sums = {name: sacrebleu_sums(metric, texts, references) for name, metric in self._corpus_metrics.items()}
-        words = np.array([max(len(answer.source.split()), 1) for answer in answers])
+        words = np.array([max(len(sentence.source.split()), 1) for sentence in sentences])
         groups = {
             f"{g.min_words} to {g.max_words} words": (words >= g.min_words) & (words <= g.max_words)
             for g in self.by_length()
         }
-        exact = np.array([self._is_exact(answer) for answer in answers])
-        return TextStatistics(list(self.answers), self.reported, self._corpus_metrics, sums, exact, groups)
+        exact = np.array([self._is_exact(sentence) for sentence in sentences])
+        return TextStatistics(list(self.stored_predictions), self.reported, self._corpus_metrics, sums, exact, groups)
 
     def _table_lines(self) -> list[str]:
         """Return the metrics, the first one by length, example texts and the signatures."""
@@ -163,12 +163,16 @@ class TextEvaluator(SampleEvaluator):
         scores = "   ".join(f"{METRICS[name]} {self.metrics[name]:.{digits[name]}f}" for name in self.reported)
         decimals = digits[self.reported[0]] - 1
         lines = [
-            f"{scores}   {len(self.answers)} sentences",
+            f"{scores}   {len(self.stored_predictions)} sentences",
             f"{self.per_class_metric} by words of the source: "
             + "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{decimals}f} ({g.count})" for g in self.by_length()),
         ]
-        for answer in list(self.answers.values())[:_NUM_EXAMPLES]:
-            lines += [f"  {answer.source}", f"    got       {answer.text}", f"    reference {answer.references[0]}"]
+        for sentence in list(self.stored_predictions.values())[:_NUM_EXAMPLES]:
+            lines += [
+                f"  {sentence.source}",
+                f"    got       {sentence.text}",
+                f"    reference {sentence.references[0]}",
+            ]
         return [*lines, *(f"{METRICS[name]} {signature}" for name, signature in self._signatures.items())]
 
     def per_class(self) -> dict[str, float]:
@@ -182,7 +186,7 @@ class TextEvaluator(SampleEvaluator):
             the files: `path`, NAME.txt and NAME_by_length.png for NAME.json.
         """
         path = Path(path)
-        sentences = [{"index": index, **answer._asdict()} for index, answer in self.answers.items()]
+        sentences = [{"index": index, **sentence._asdict()} for index, sentence in self.stored_predictions.items()]
         by_length = [
             {"first": group.min_words, "last": group.max_words, "count": group.count, self.reported[0]: group.score}
             for group in self.by_length()
@@ -190,7 +194,7 @@ class TextEvaluator(SampleEvaluator):
         result = {**self.metrics, "signatures": self._signatures, "by_length": by_length, "sentences": sentences}
         write_text(path, json.dumps(result, ensure_ascii=False, indent=1))
         texts, figure = path.with_suffix(".txt"), path.with_name(f"{path.stem}_by_length.png")
-        write_text(texts, "".join(f"{answer.text}\n" for answer in self.answers.values()))
+        write_text(texts, "".join(f"{sentence.text}\n" for sentence in self.stored_predictions.values()))
         draw_by_length({path.stem: self.by_length()}, figure, metric=self.per_class_metric)
         return [path, texts, figure]
 
@@ -202,8 +206,8 @@ class TextEvaluator(SampleEvaluator):
         """
         content = read_results(path)
         raise_issues(sentence_issues(content, len(self.dataset)), f"results '{path}'")
-        self.answers = {
-            row["index"]: _Answer(row["text"], row["source"], row["references"]) for row in content["sentences"]
+        self.stored_predictions = {
+            row["index"]: _StoredText(row["text"], row["source"], row["references"]) for row in content["sentences"]
         }
 
 
@@ -244,7 +248,7 @@ class LanguageModelEvaluator(SampleEvaluator):
             log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[:, None])[:, 0]
             right = (logits.argmax(dim=-1) == tokens) & chosen
             likelihood = _Likelihood(int(chosen.sum()), int(right.sum()), float(log_probs[chosen].double().sum()))
-            self.answers.setdefault(int(target["index"]), likelihood)
+            self.stored_predictions.setdefault(int(target["index"]), likelihood)
 
     def _compute(self) -> dict[str, float]:
         """Return perplexity, log_likelihood (mean per token, in nats) and token_accuracy in 0..1.
@@ -252,28 +256,28 @@ class LanguageModelEvaluator(SampleEvaluator):
         Raises:
             DataError: sentences of the dataset were not evaluated.
         """
-        _require_all(self.answers, self.dataset)
-        tokens, right, log_likelihood = (sum(column) for column in zip(*self.answers.values()))
+        _require_all(self.stored_predictions, self.dataset)
+        tokens, right, log_likelihood = (sum(column) for column in zip(*self.stored_predictions.values()))
         mean = log_likelihood / max(tokens, 1)
         return {"perplexity": perplexity(-mean), "log_likelihood": mean, "token_accuracy": right / max(tokens, 1)}
 
     def statistics(self) -> LikelihoodStatistics:
         """Return each sentence's contribution to the metrics of the last `compute()`."""
-        tokens, right, log_likelihoods = np.array(list(self.answers.values()), np.float64).reshape(-1, 3).T
-        return LikelihoodStatistics(list(self.answers), tokens, right, log_likelihoods)
+        tokens, right, log_likelihoods = np.array(list(self.stored_predictions.values()), np.float64).reshape(-1, 3).T
+        return LikelihoodStatistics(list(self.stored_predictions), tokens, right, log_likelihoods)
 
     def _table_lines(self) -> list[str]:
         """Return a single line."""
-        tokens = sum(sentence.tokens for sentence in self.answers.values())
+        tokens = sum(sentence.tokens for sentence in self.stored_predictions.values())
         return [
             f"perplexity {self.metrics['perplexity']:.3f}   token accuracy {self.metrics['token_accuracy']:.4f}   "
-            f"{tokens} tokens of {len(self.answers)} sentences"
+            f"{tokens} tokens of {len(self.stored_predictions)} sentences"
         ]
 
     def write_results(self, path: str | Path) -> None:
         """Write the metrics, and each sentence's tokens, correct tokens and log likelihood, as JSON, with null for
         infinite values."""
-        sentences = [{"index": index, **answer._asdict()} for index, answer in self.answers.items()]
+        sentences = [{"index": index, **sentence._asdict()} for index, sentence in self.stored_predictions.items()]
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         write_text(Path(path), json.dumps({**metrics, "sentences": sentences}))
 
@@ -286,20 +290,20 @@ def perplexity(nll: float) -> float:
         return math.inf
 
 
-def _require_all(answers: Mapping[int, Any], dataset: Sized) -> None:
-    if len(answers) != len(dataset):
-        raise DataError(f"{len(answers)} of the dataset's {len(dataset)} sentences were predicted; expected all.")
+def _require_all(predictions: Mapping[int, Any], dataset: Sized) -> None:
+    if len(predictions) != len(dataset):
+        raise DataError(f"{len(predictions)} of the dataset's {len(dataset)} sentences were predicted; expected all.")
 
 
-def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, answers: Sequence[_Answer]) -> float:
-    return metric.corpus_score([answer.text for answer in answers], _references_by_number(answers)).score
+def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, sentences: Sequence[_StoredText]) -> float:
+    return metric.corpus_score([sentence.text for sentence in sentences], _references_by_number(sentences)).score
 
 
-def _references_by_number(answers: Sequence[_Answer]) -> list[list[str | None]]:
+def _references_by_number(sentences: Sequence[_StoredText]) -> list[list[str | None]]:
     """Return the first references of all sentences, the second ones, …, as sacrebleu expects; None for missing ones."""
-    max_references = max(len(answer.references) for answer in answers)
+    max_references = max(len(sentence.references) for sentence in sentences)
     return [
-        [answer.references[i] if i < len(answer.references) else None for answer in answers]
+        [sentence.references[i] if i < len(sentence.references) else None for sentence in sentences]
         for i in range(max_references)
     ]
 

@@ -160,7 +160,7 @@ class _Entries(NamedTuple):
             for position in wrong:
                 yield self.issue(position, field, expected, remedy)
 
-    def repeated(self, field: str) -> Iterator[FileIssue]:
+    def find_repeated(self, field: str) -> Iterator[FileIssue]:
         """Find entries whose id in a field is the same as that of an earlier entry."""
         seen = set()
         for position, entry in enumerate(self.entries):
@@ -182,7 +182,7 @@ def detection_issues(content: Any) -> list[FileIssue]:
     if issues := structure_issues(content):
         return issues
     annotations = AnnotationChecks(content).field_issues(content["annotations"])
-    return [*listed_issues(content), *annotations]
+    return [*image_and_category_issues(content), *annotations]
 
 
 def structure_issues(content: Any) -> list[FileIssue]:
@@ -190,9 +190,9 @@ def structure_issues(content: Any) -> list[FileIssue]:
     return _structure_issues(content, ("images", "annotations", "categories"), "detection")
 
 
-def listed_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+def image_and_category_issues(content: Mapping[str, Any]) -> list[FileIssue]:
     """Check the images and categories of a detection file that has no `structure_issues`."""
-    return list(_listed_issues(content, IMAGE, CATEGORY))
+    return list(_image_and_category_issues(content, IMAGE, CATEGORY))
 
 
 class AnnotationChecks:
@@ -320,7 +320,9 @@ def lvis_issues(content: Mapping[str, Any]) -> list[FileIssue]:
 
     classes = Field(are_classes, f"a list of the {len(ids)} ids in 'categories'", _GIVE_LVIS)
     frequency = Field(lambda value: value in ("r", "c", "f"), "'r', 'c' or 'f' (rare, common, frequent)", _GIVE_LVIS)
-    return list(_listed_issues(content, dict.fromkeys(ANNOTATED_CLASSES, classes), {"frequency": frequency}))
+    return list(
+        _image_and_category_issues(content, dict.fromkeys(ANNOTATED_CLASSES, classes), {"frequency": frequency})
+    )
 
 
 def panoptic_issues(content: Any) -> list[FileIssue]:
@@ -329,7 +331,10 @@ def panoptic_issues(content: Any) -> list[FileIssue]:
     if issues:
         return issues
     references = _references(content, image_id="images", category_id="categories")
-    issues = [*_listed_issues(content, IMAGE, PANOPTIC_CATEGORY), *_segment_issues(content["annotations"], references)]
+    issues = [
+        *_image_and_category_issues(content, IMAGE, PANOPTIC_CATEGORY),
+        *_segment_issues(content["annotations"], references),
+    ]
     annotated = {a["image_id"] for a in content["annotations"] if _is_id(a.get("image_id"))}
     missing = [image["id"] for image in content["images"] if _is_id(image.get("id")) and image["id"] not in annotated]
     if missing:
@@ -347,7 +352,7 @@ def caption_issues(content: Any) -> list[FileIssue]:
     if issues:
         return issues
     annotations = AnnotationChecks(content, CAPTION).field_issues(content["annotations"])
-    return [*_listed_issues(content, CAPTIONED_IMAGE), *annotations]
+    return [*_image_and_category_issues(content, CAPTIONED_IMAGE), *annotations]
 
 
 def result_issues(
@@ -364,7 +369,7 @@ def result_issues(
     if no_objects := object_issues(results, "results"):
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
-    fields = _predicted(image_id=image_ids, category_id=category_ids)
+    fields = _require_known_ids(image_id=image_ids, category_id=category_ids)
     issues = [*entries.field_issues(fields | {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks else _BOX})]
     for position, result in enumerate(results if masks else ()):
         expected = describe_wrong_run_lengths(result.get("segmentation"))
@@ -380,8 +385,8 @@ def caption_result_issues(results: Any, image_ids: Collection[int]) -> list[File
     if no_objects := object_issues(results, "results"):
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
-    fields = _predicted(image_id=image_ids) | {"caption": CAPTION["caption"]}
-    return [*entries.field_issues(fields), *entries.repeated("image_id")]
+    fields = _require_known_ids(image_id=image_ids) | {"caption": CAPTION["caption"]}
+    return [*entries.field_issues(fields), *entries.find_repeated("image_id")]
 
 
 def panoptic_result_issues(
@@ -392,11 +397,11 @@ def panoptic_result_issues(
         return [_file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
     no_objects = object_issues(content["annotations"], "annotations")
     return no_objects or _segment_issues(
-        content["annotations"], _predicted(image_id=image_ids, category_id=category_ids)
+        content["annotations"], _require_known_ids(image_id=image_ids, category_id=category_ids)
     )
 
 
-def classified_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+def classification_issues(content: Mapping[str, Any]) -> list[FileIssue]:
     """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
     classes, images = content["classes"], content["images"]
     if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
@@ -409,7 +414,7 @@ def classified_issues(content: Mapping[str, Any]) -> list[FileIssue]:
         return no_objects
     entries = _Entries("images", images, "entry {}".format)
     image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
-    return [*entries.field_issues({"image_id": image_id}), *entries.repeated("image_id")]
+    return [*entries.field_issues({"image_id": image_id}), *entries.find_repeated("image_id")]
 
 
 def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
@@ -426,8 +431,8 @@ def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
     entries = _Entries("sentences", sentences, "entry {}".format)
     text = CAPTION["caption"]
     references = Field(lambda value: isinstance(value, list) and value != [] and all(map(_is_text, value)), "texts")
-    fields = _predicted(index=range(num_sentences)) | {"text": text, "source": text, "references": references}
-    return [*entries.field_issues(fields), *entries.repeated("index")]
+    fields = _require_known_ids(index=range(num_sentences)) | {"text": text, "source": text, "references": references}
+    return [*entries.field_issues(fields), *entries.find_repeated("index")]
 
 
 def raise_issues(issues: Sequence[FileIssue], name: str) -> None:
@@ -467,7 +472,7 @@ def _structure_issues(content: Any, parts: Sequence[str], kind: str) -> list[Fil
     return issues
 
 
-def _listed_issues(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> Iterator[FileIssue]:
+def _image_and_category_issues(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> Iterator[FileIssue]:
     """Check the images and, if their fields are passed, the categories."""
     for part, noun, part_fields in zip(("images", "categories"), ("image", "category"), fields):
 
@@ -478,7 +483,7 @@ def _listed_issues(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> 
 
         entries = _Entries(part, content[part], name)
         yield from entries.field_issues(part_fields)
-        yield from entries.repeated("id")
+        yield from entries.find_repeated("id")
 
 
 def _segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[FileIssue]:
@@ -489,7 +494,7 @@ def _segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mappin
 
     entries = _Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
     issues = [*entries.field_issues({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
-    issues += entries.repeated("image_id")
+    issues += entries.find_repeated("image_id")
     listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
     all_segments = [(position, segment) for position, segments in enumerate(listed) for segment in segments]
     no_objects = [position for position, segment in all_segments if not isinstance(segment, dict)]
@@ -521,7 +526,7 @@ def _references(content: Mapping[str, Any], **parts: str) -> dict[str, Field]:
     return fields
 
 
-def _predicted(**ids: Collection[int | str]) -> dict[str, Field]:
+def _require_known_ids(**ids: Collection[int | str]) -> dict[str, Field]:
     """Return fields of predictions whose values must be ids of the dataset."""
     return {field: _one_of(values, f"{field}s of the dataset", _OTHER_DATASET) for field, values in ids.items()}
 

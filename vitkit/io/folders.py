@@ -89,7 +89,7 @@ def data_files(folder: Path) -> list[Path]:
 
     Images of a mounted pack are among them, and broken links and devices, so that whoever reads them names them.
     """
-    files = [*_walk(folder), *ImageStore(folder).packed_files()]
+    files = [*_walk(folder), *ImageStore(folder).list_packed_files()]
     return sorted(files, key=lambda path: path.parts)  # comparing paths takes five times as long
 
 

@@ -105,9 +105,9 @@ class ImageStore:
 
     def is_folder(self) -> bool:
         """Whether the folder exists; folders that have only images of a pack do not exist on the disk."""
-        return self.folder.is_dir() or any(self.packed_files())
+        return self.folder.is_dir() or any(self.list_packed_files())
 
-    def packed_files(self) -> list[Path]:
+    def list_packed_files(self) -> list[Path]:
         """Return the images of the folder and its subfolders that are in a pack."""
         if (found := _find_pack(os.path.abspath(self.folder))) is None:
             return []
@@ -314,16 +314,16 @@ def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MA
 
     The pixels are not decoded.
     """
-    (width, height), orientation = _stored_size_and_orientation(path, what, max_pixels)
+    (width, height), orientation = _read_size_and_orientation(path, what, max_pixels)
     return (height, width) if orientation in _QUARTER_TURNS else (width, height)
 
 
 def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
     """Whether an image file has an EXIF or XMP tag that rotates or mirrors it; raises like `read_header`."""
-    return _stored_size_and_orientation(path, "images", max_pixels)[1] != 1
+    return _read_size_and_orientation(path, "images", max_pixels)[1] != 1
 
 
-def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -> tuple[tuple[int, int], int]:
+def _read_size_and_orientation(path: str | Path, what: str, max_pixels: int) -> tuple[tuple[int, int], int]:
     """Read (width, height) before rotation, and the orientation, 1 (upright) to 8."""
     with open_regular(path, what) as file:
         num_bytes = size_of(file)

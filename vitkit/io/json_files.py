@@ -26,12 +26,12 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         DataError: there is no such file, or its content is not readable as JSON.
     """
     path = Path(path)
-    with explained_errors(path, key, remedy), gc_paused():
+    with explain_errors(path, key, remedy), pause_gc():
         return json.loads(path.read_bytes(), object_pairs_hook=to_object)
 
 
 @contextmanager
-def explained_errors(path: Path, key: str = "annotations", remedy: str | None = None) -> Iterator[None]:
+def explain_errors(path: Path, key: str = "annotations", remedy: str | None = None) -> Iterator[None]:
     """Turn the errors of reading and parsing a file into DataErrors; the arguments are those of `read_json`."""
     remedy = (
         remedy or f"Download the dataset (see vitkit/data/README.md), or correct data.root or `{key}` of this dataset."
@@ -122,7 +122,7 @@ def _explanation(path: Path) -> str:
 
 
 @contextmanager
-def gc_paused() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Pause garbage collection, which would visit the millions of new objects of a large file repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -8,7 +8,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any, BinaryIO, NoReturn
 
-from vitkit.io.json_files import RepeatedKey, explained_errors, gc_paused, read_json, to_object
+from vitkit.io.json_files import RepeatedKey, explain_errors, pause_gc, read_json, to_object
 
 _READ = 1 << 20
 """Number of bytes that are read at once, at least."""
@@ -29,7 +29,7 @@ def read_json_parts(path: Path, part: str, take: Callable[[list[Any]], None]) ->
     Raises:
         DataError: the same as by `read_json`; entries before the error may have been passed on.
     """
-    with explained_errors(path), gc_paused(), path.open("rb") as file:
+    with explain_errors(path), pause_gc(), path.open("rb") as file:
         text = _Text(file)
         try:
             return _read_parts(text, part, take) if text.letter() == "{" else read_json(path)

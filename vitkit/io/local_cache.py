@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
+def hold_lock(path: Path, waiting: str | None = None) -> Iterator[None]:
     """Let one process of the machine at a time in; the system releases the lock when a process ends.
 
     Args:

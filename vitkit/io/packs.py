@@ -31,7 +31,7 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
-from vitkit.io.local_cache import MOUNTED_PACK, PACK, cache_folder, locked
+from vitkit.io.local_cache import MOUNTED_PACK, PACK, cache_folder, hold_lock
 from vitkit.io.remote_files import ABANDONED_SECONDS, BLOCK_BYTES, BlockCache, read_range
 from vitkit.text_format import is_url
 
@@ -67,7 +67,7 @@ def mount(root: str) -> str:
         if not _is_mounted(folder):  # it is complete, also in a cache that can only be read
             folder.parent.mkdir(parents=True, exist_ok=True)
             waiting = f"{root}: waiting for another process, which opens it"
-            with locked(folder.with_name(f"{folder.name}.lock"), waiting):
+            with hold_lock(folder.with_name(f"{folder.name}.lock"), waiting):
                 if not _is_mounted(folder):
                     _make_mount(folder, root, text, description)
     except OSError as error:

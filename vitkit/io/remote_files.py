@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.atomic import TEMPORARY_SUFFIX, write_atomically
-from vitkit.io.local_cache import cache_folder, locked
+from vitkit.io.local_cache import cache_folder, hold_lock
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -165,7 +165,7 @@ class BlockCache:
             return part
         lock = self.folder / _LOCKS / hashlib.sha256(name.encode()).hexdigest()[:2]
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock):  # of several processes that need a block, one fetches it
+        with hold_lock(lock):  # of several processes that need a block, one fetches it
             if (part := _read_part(path, first, stop - start, size)) is not None:
                 return part
             content = read_range(url, block.start, block.stop)

@@ -180,14 +180,14 @@ def visible_box(annotation: Mapping[str, Any], height: int, width: int) -> list[
     if isinstance(polygons, list) and polygons and (x0, y0, x1, y1) != (x, y, x + box_width, y + box_height):
         points = np.concatenate([np.array(polygon, float).reshape(-1, 2) for polygon in polygons])
         whole = [*points.min(axis=0), *points.max(axis=0)]
-        shown = [_shown_points(polygon, height, width) for polygon in polygons]
+        shown = [_find_shown_points(polygon, height, width) for polygon in polygons]
         if np.allclose(whole, (x, y, x + box_width, y + box_height), rtol=0, atol=1) and any(map(len, shown)):
             points = np.concatenate(shown)
             (x0, y0), (x1, y1) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
     return [x0, y0, x1 - x0, y1 - y0]
 
 
-def _shown_points(polygon: Sequence[float], height: int, width: int) -> np.ndarray:
+def _find_shown_points(polygon: Sequence[float], height: int, width: int) -> np.ndarray:
     """Return points (N, 2) that span the part of a flat polygon in the image: the ends of the parts of its edges that
     lie in the image, and the image's corners in the polygon. Unlike the points of `cut_polygon`, all belong to it."""
     size = np.array([width, height], float)
@@ -298,7 +298,7 @@ def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"bbox": bbox, "segmentation": polygons, "area": area}
 
 
-def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
+def rotate_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
     """Return the fields of `polygon_fields` of a box between two corners, turned clockwise around its center."""
     center = (x0 + x1) / 2, (y0 + y1) / 2
     corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]

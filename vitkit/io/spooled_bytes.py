@@ -35,14 +35,14 @@ class SpooledBytes:
         Raises:
             DataError: the folder of temporary files is full or cannot be written.
         """
-        with self._explained():
+        with self._explain_errors():
             self._file.seek(self.size)
             self._file.write(data)
         self.size += len(data)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes `start` to `stop` - 1; raises like `write`, whose last bytes may only now be stored."""
-        with self._explained():
+        with self._explain_errors():
             self._file.seek(start)
             return self._file.read(stop - start)
 
@@ -50,12 +50,12 @@ class SpooledBytes:
         """Return all bytes, (size,) uint8: a copy of a few, otherwise the mapped file; raises like `read`."""
         if self.size <= IN_MEMORY or os.name != "posix":
             return np.frombuffer(self.read(0, self.size), np.uint8)
-        with self._explained():
+        with self._explain_errors():
             self._file.flush()
         return map_file(os.dup(self._file.fileno()), np.dtype(np.uint8), (self.size,))
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

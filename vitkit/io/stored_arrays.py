@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.io.atomic import write_atomically
-from vitkit.io.local_cache import cache_folder, locked
+from vitkit.io.local_cache import cache_folder, hold_lock
 from vitkit.io.shared_memory import map_file
 
 logger = logging.getLogger("vitkit")
@@ -31,7 +31,9 @@ _VERSION = 3
 _INDEX, _LOCK = "index.json", "lock"
 
 
-def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def load_or_build_arrays(
+    file: Path, settings: Mapping[str, Any], build: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """Return what `build` makes of a file: stored earlier, by any process, or now.
 
     Args:
@@ -46,7 +48,7 @@ def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], d
     built = None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(folder / _LOCK, f"{file.name}: waiting for another process, which reads it"):
+        with hold_lock(folder / _LOCK, f"{file.name}: waiting for another process, which reads it"):
             if (found := _find(folder, file)) is not None:
                 return found
             state = _state(file)

@@ -89,13 +89,13 @@ def _without_autocast(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, 
     """Let a backward pass compute in the dtypes of the forward pass, also if it is called inside autocast."""
 
     @functools.wraps(backward)
-    def computed(ctx: Any, grad: Tensor) -> Any:
+    def compute(ctx: Any, grad: Tensor) -> Any:
         if not _is_in_autocast(grad):
             return backward(ctx, grad)
         with torch.autocast(grad.device.type, enabled=False):
             return backward(ctx, grad)
 
-    return computed
+    return compute
 
 
 class _Linear(torch.autograd.Function):

@@ -86,9 +86,9 @@ class BoxMaskCriterion(SetCriterion):
         input_size, losses = outputs["input_size"], {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             for sets in self.match(outputs, targets, input_size=input_size):
-                matched = self.matched_layers(sets)
+                matched = self.collect_matched_layers(sets)
                 terms = self.set_terms(sets, matched) | self._mask_terms(sets, matched, input_size)
-                losses |= sets.named_losses(terms, self.weights)
+                losses |= sets.name_losses(terms, self.weights)
         return losses
 
     def draw_points(self, purpose: Literal["candidates", "uniform"], num_masks: int, count: int, device) -> Tensor:

@@ -87,7 +87,7 @@ class ClassificationLoss(Criterion):
         self.label_smoothing = label_smoothing
         self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.meters = {"accuracy": RatioMeter()}
-        self.distillation = None if distillation is None else _checked(distillation)
+        self.distillation = None if distillation is None else _check_distillation(distillation)
 
     def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Compute the loss.
@@ -169,7 +169,7 @@ _DISTILLATION_MISSING = (
 )
 
 
-def _checked(options: DistillationOptions) -> tuple[float, dict[str, Any]]:
+def _check_distillation(options: DistillationOptions) -> tuple[float, dict[str, Any]]:
     """Return the share of the distillation, and the other options, which `distillation_loss` takes."""
     choices = {"kind": ("hard", "soft"), "divide_by": ("images", "elements")}
     for name, value in options.items():

@@ -133,8 +133,8 @@ class DFINECriterion(SetCriterion):
                 return {name: loss for sets in all_sets for name, loss in self._set_losses(sets).items()}
             union = self._union(all_sets)
             for sets in all_sets:
-                matched = self.matched_layers(sets)
-                pairs = self._known_pairs(sets, matched) if sets.has_known_matches else union
+                matched = self.collect_matched_layers(sets)
+                pairs = self._collect_known_pairs(sets, matched) if sets.has_known_matches else union
                 losses |= self._class_and_box_losses(sets, matched, pairs)
                 refined = _layers_with_distributions(sets)
                 if refined.layers:
@@ -153,11 +153,11 @@ class DFINECriterion(SetCriterion):
         main = all_sets[0]
         voting = [layer for sets in all_sets if not sets.has_known_matches for layer in sets.matches]
         union = union_of_matches(voting, main.layers[0]["pred_logits"].shape[1], main.counts)
-        _, image, query, target = replace(main, matches=[union]).matched_indices()[:, 0]
+        _, image, query, target = replace(main, matches=[union]).list_matched_indices()[:, 0]
         counts = self._counts(query, main)
         return Pairs(image, query, _target_boxes(main)[target], counts[0].clamp(min=1e-6), counts)
 
-    def _known_pairs(self, sets: SetLayers, matched: MatchedLayers) -> Pairs:
+    def _collect_known_pairs(self, sets: SetLayers, matched: MatchedLayers) -> Pairs:
         """Return the pairs of a set whose matches, the same in all layers, are known."""
         _, image, query = (indices[0] for indices in matched.indices)
         target_cxcywh = _target_boxes(sets)[matched.target[0]]
@@ -188,7 +188,7 @@ class DFINECriterion(SetCriterion):
         box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], pairs.target_cxcywh)
         terms = {name: values.sum(1) / pairs.normalizer for name, values in box_losses.items()}
         labels = class_losses / (sets.repeats * matched.num_targets)
-        return sets.named_losses({"labels": labels, **terms}, self.weights)
+        return sets.name_losses({"labels": labels, **terms}, self.weights)
 
     def _fgl(self, sets: SetLayers, pairs: Pairs, bins: Tensor, reg_scale: float) -> dict[str, Tensor]:
         """Return the weighted fine-grained localization loss of each layer (section 4.1)."""
@@ -203,7 +203,7 @@ class DFINECriterion(SetCriterion):
         log_probabilities = corners.log_softmax(-1).gather(-1, neighbors.expand(len(corners), -1, -1, -1))
         cross_entropy = -(shares * log_probabilities).sum((2, 3))  # (L, M)
         losses = (_pair_ious(sets, pairs) * cross_entropy).sum(1) / pairs.normalizer
-        return sets.named_losses({"fgl": losses}, self.weights)
+        return sets.name_losses({"fgl": losses}, self.weights)
 
     def _ddf(self, sets: SetLayers, pairs: Pairs, *, main_counts: Tensor) -> dict[str, Tensor]:
         """Return the weighted distillation loss of each layer but the last, which teaches them (section 4.2)."""
@@ -227,7 +227,7 @@ class DFINECriterion(SetCriterion):
         # In denoising, the means also weigh as in the main queries. The original multiplies the counts by 8 / B, which
         # has no effect.
         shares = main_counts.sqrt() / main_counts.sqrt().sum()
-        return students.named_losses({"ddf": (shares[:, None] * means).sum(0)}, self.weights)
+        return students.name_losses({"ddf": (shares[:, None] * means).sum(0)}, self.weights)
 
 
 def union_of_matches(layers: Matches, num_queries: int, counts: Sequence[int]) -> list[ImageMatches]:

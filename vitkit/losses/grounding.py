@@ -71,7 +71,7 @@ class GroundingCriterion(SetCriterion):
     def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
         logits = queries.stack("pred_logits")
-        *indices, target = queries.matched_indices()
+        *indices, target = queries.list_matched_indices()
         tokens = torch.cat([t["positive_map"] for t in queries.targets])[target]  # (L, M, T)
         if queries.is_main:
             # The last layer of the main queries comes first.
@@ -87,7 +87,7 @@ class GroundingCriterion(SetCriterion):
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in queries.targets]).float()[target]
         box_losses = self.box_losses(boxes, target_boxes)
         terms = {name: values.sum(1) / normalizer for name, values in box_losses.items()}
-        return queries.named_losses({"labels": labels, **terms}, self.weights)
+        return queries.name_losses({"labels": labels, **terms}, self.weights)
 
 
 def targets_of_part(

@@ -100,7 +100,7 @@ class MaskCriterion(MatchedCriterion):
 
     def _set_losses(self, sets: SetLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        matched = self.matched_layers(sets)
+        matched = self.collect_matched_layers(sets)
         class_losses = self.cross_entropy(matched)
         _, image, query = matched.indices
         matches_per_image = [len(query) for query, _ in sets.matches[0]]
@@ -115,7 +115,7 @@ class MaskCriterion(MatchedCriterion):
         terms = {"labels": class_losses}
         for name in layer_losses[0]:
             terms[name] = torch.stack([losses[name].sum() for losses in layer_losses]) / mask_normalizer
-        return sets.named_losses(terms, self.weights)
+        return sets.name_losses(terms, self.weights)
 
     def draw_points(
         self, purpose: Literal["candidates", "uniform"], layer: int, num_masks: int, count: int, device

@@ -53,7 +53,7 @@ class SetLayers:
         """Return a field of all layers, (S * L, B, Q, ...) float32."""
         return torch.stack([layer[field] for layer in self.layers]).float()
 
-    def matched_indices(self) -> Tensor:
+    def list_matched_indices(self) -> Tensor:
         """Return the indices of the M matched queries of each layer and of their targets, using a single transfer.
 
         Returns:
@@ -70,7 +70,7 @@ class SetLayers:
         indices = torch.stack(torch.broadcast_tensors(layer, image, query, target))
         return indices.to(self.layers[0]["pred_logits"].device, non_blocking=True)
 
-    def named_losses(self, terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
+    def name_losses(self, terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer by their keys.
 
         Args:
@@ -171,10 +171,10 @@ class MatchedCriterion(Criterion):
             sets.matches = matches
         return all_sets
 
-    def matched_layers(self, sets: SetLayers) -> MatchedLayers:
+    def collect_matched_layers(self, sets: SetLayers) -> MatchedLayers:
         """Return the matched queries of all layers; those of the main set's last layer are counted by the meter."""
         logits = sets.stack("pred_logits")
-        *indices, target = sets.matched_indices()
+        *indices, target = sets.list_matched_indices()
         labels = torch.cat([t["labels"] for t in sets.targets])[target]
         if sets.is_main:
             # The last layer of the main queries comes first.
@@ -257,7 +257,7 @@ def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget])
 
 
 def _join(name: str, query_sets: Sequence[QuerySet], targets: Sequence[DetectionTarget]) -> SetLayers:
-    _check_alike(name, query_sets)
+    _check_averageable(name, query_sets)
     has_matches = query_sets[0].get("matches") is not None
     repeats = query_sets[0].get("repeats", 1)
     if query_sets[0].get("class_agnostic", False):
@@ -277,7 +277,7 @@ def _join(name: str, query_sets: Sequence[QuerySet], targets: Sequence[Detection
     )
 
 
-def _check_alike(name: str, query_sets: Sequence[QuerySet]) -> None:
+def _check_averageable(name: str, query_sets: Sequence[QuerySet]) -> None:
     """Raise ValueError unless the losses of the sets can be averaged."""
     properties = [
         {

@@ -129,7 +129,7 @@ class SetCriterion(MatchedCriterion):
 
     def _set_losses(self, sets: SetLayers) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        return sets.named_losses(self.set_terms(sets, self.matched_layers(sets)), self.weights)
+        return sets.name_losses(self.set_terms(sets, self.collect_matched_layers(sets)), self.weights)
 
     def set_terms(self, sets: SetLayers, matched: MatchedLayers) -> dict[str, Tensor]:
         """Return the class and box losses by term, (L,) for all layers of all sets."""
@@ -142,7 +142,7 @@ class SetCriterion(MatchedCriterion):
             ious = box_iou(cxcywh_to_xyxy(boxes.detach()), cxcywh_to_xyxy(target_boxes))
             class_losses = sigmoid_loss(
                 self.class_loss,
-                self._counted_logits(matched, sets),
+                self._exclude_uncounted_classes(matched, sets),
                 matched.indices,
                 matched.labels,
                 ious,
@@ -154,7 +154,7 @@ class SetCriterion(MatchedCriterion):
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
         return {"labels": class_losses, **terms}
 
-    def _counted_logits(self, matched: MatchedLayers, sets: SetLayers) -> Tensor:
+    def _exclude_uncounted_classes(self, matched: MatchedLayers, sets: SetLayers) -> Tensor:
         """Return the logits, of which those of classes that do not count in this step are such that their loss is 0."""
         logits = matched.logits
         if self.federated_classes is None or not self.training or sets.class_agnostic:
@@ -177,7 +177,7 @@ class SetCriterion(MatchedCriterion):
                 "criterion.weights, or use a model that predicts masks (model.type=DETRSegmentation)."
             )
         masks = outputs["pred_masks"].float()
-        _, image, query, target = sets.matched_indices()
+        _, image, query, target = sets.list_matched_indices()
         if query.numel():
             target_masks = torch.cat([pad_masks(t["masks"], outputs["input_size"]) for t in sets.targets])
             focal, dice = whole_mask_losses(masks[image[0], query[0]], target_masks[target[0]])

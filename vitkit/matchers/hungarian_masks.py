@@ -110,11 +110,11 @@ class HungarianMaskMatcher(Matcher):
         masks = target["masks"].float()
         if self.mask_cost == "points":
             points = self.draw_points(index, image, masks.device)[None]
-            logits = sample_predicted(layer, image, points)
+            logits = sample_mask_logits(layer, image, points)
             target_masks = sample_points(masks[None], unpad_points(points, input_size, masks.shape[-2:]))[0]
             cost_mask = cross_entropy_of_pairs(logits, target_masks)
         else:
-            logits = predicted_masks(layer, image)
+            logits = compute_mask_logits(layer, image)
             target_masks = F.interpolate(pad_masks(masks, input_size)[None], size=logits.shape[-2:], mode="nearest")[0]
             logits, target_masks = logits.flatten(1), target_masks.flatten(1)
             cost_mask = focal_of_pairs(logits, target_masks)
@@ -146,14 +146,14 @@ def _warn_of_non_finite(index: int, image: int, target: DetectionTarget, terms: 
     )
 
 
-def predicted_masks(layer: Mapping[str, Any], image: int) -> Tensor:
+def compute_mask_logits(layer: Mapping[str, Any], image: int) -> Tensor:
     """Return the logits of all queries' masks of one image, (Q, h, w) float32."""
     if "pred_masks" in layer:
         return layer["pred_masks"][image].float()
     return mask_logits(layer["mask_embed"][image], layer["mask_features"][image]).float()
 
 
-def sample_predicted(layer: Mapping[str, Any], image: int, points: Tensor) -> Tensor:
+def sample_mask_logits(layer: Mapping[str, Any], image: int, points: Tensor) -> Tensor:
     """Return the logits of all queries' masks of one image at shared points.
 
     Args:

@@ -13,7 +13,7 @@ from vitkit.models.base import Detector, attention_in, check_detections
 from vitkit.models.text_prompted import TextPrompted, TextReading
 from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
-from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, joined_detections, suppress_duplicates
+from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, join_detections, suppress_duplicates
 from vitkit.protocols.model import AttentionLayers, child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
 from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections, PromptTokens
@@ -289,7 +289,7 @@ class GroundingDINO(TextPrompted, Detector):
             parts = [self.detections(chunk) for chunk in outputs["chunks"]]
             firsts = [chunk["first_phrase"] for chunk in outputs["chunks"]]
             count = outputs["chunks"][0]["pred_boxes"].shape[1]
-            return joined_detections(
+            return join_detections(
                 part._replace(labels=part.labels + first[:, None], queries=part.queries + index * count)
                 for index, (part, first) in enumerate(zip(parts, firsts))
             )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.models.mask_results import MaskResults
-from vitkit.ops.mask_postprocess import Geometry, WindowMasks, windowed_scores
+from vitkit.ops.mask_postprocess import Geometry, WindowMasks, merge_window_scores
 
 
 def cut_windows(images: Tensor, image_sizes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -64,4 +64,4 @@ class WindowedMaskResults(MaskResults):
             if image == index
         ]
         image_size = tuple(outputs["image_sizes"][index].tolist())
-        return windowed_scores(windows, Geometry(outputs["input_size"], image_size, tuple(original)), within=within)
+        return merge_window_scores(windows, Geometry(outputs["input_size"], image_size, tuple(original)), within=within)

@@ -15,7 +15,7 @@ from vitkit.registry import NECKS, nearest
 from vitkit.structures import FeatureInfo
 
 
-class ConvLayerNorm(nn.Module):
+class ConvLayerNormSiLU(nn.Module):
     """Convolution without bias, layer norm over the channels, and SiLU."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int):
@@ -71,11 +71,11 @@ class C2fProjection(nn.Module):
         (stride,) = strides
         self.feature_info = {f"res{round(math.log2(stride))}": FeatureInfo(out_channels, stride)}
         hidden = out_channels // 2
-        self.conv1 = ConvLayerNorm(sum(info.channels for info in infos), 2 * hidden, 1)
+        self.conv1 = ConvLayerNormSiLU(sum(info.channels for info in infos), 2 * hidden, 1)
         self.blocks = nn.ModuleList(
-            nn.ModuleList(ConvLayerNorm(hidden, hidden, 3) for _ in range(2)) for _ in range(num_blocks)
+            nn.ModuleList(ConvLayerNormSiLU(hidden, hidden, 3) for _ in range(2)) for _ in range(num_blocks)
         )
-        self.conv2 = ConvLayerNorm((2 + num_blocks) * hidden, out_channels, 1)
+        self.conv2 = ConvLayerNormSiLU((2 + num_blocks) * hidden, out_channels, 1)
         self.norm = LayerNorm2d(out_channels, eps=1e-6)
 
     def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:

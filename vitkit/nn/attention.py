@@ -209,7 +209,7 @@ class AttentionRecorder:
 _recorder: AttentionRecorder | None = None
 
 
-def recording() -> bool:
+def is_recording() -> bool:
     """Return whether an `AttentionRecorder` is active."""
     return _recorder is not None
 

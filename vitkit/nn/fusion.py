@@ -7,7 +7,7 @@ from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d, SyncBatch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.kernels.convolution import RELU, Activation, Settings, convolution
+from vitkit.kernels.convolution import RELU, Activation, ConvSettings, convolution
 from vitkit.nn.layers import InferenceOnly, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
@@ -32,7 +32,7 @@ class FusedConv(InferenceOnly, nn.Conv2d):
         super().__init__(*channels, *geometry, device="meta")
         self.weight = nn.Parameter(weight.detach().type_as(conv.weight), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().type_as(conv.weight), requires_grad=False)
-        self.settings = Settings(conv.stride, conv.padding, conv.dilation, conv.groups, activation)
+        self.settings = ConvSettings(conv.stride, conv.padding, conv.dilation, conv.groups, activation)
         self._cache = {}
         self.eval()
 

@@ -263,7 +263,7 @@ def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
     return scale, norm.bias - mean * scale
 
 
-def checkpointed_blocks(model: nn.Module) -> dict[str, nn.Module]:
+def find_recomputable_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks of a model that can recompute their activations in the backward pass, by name.
 
     These are the modules whose class has the attribute `activation_checkpointing`: False, or a property whose setter
@@ -278,11 +278,11 @@ def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> i
     Gradients and statistics stay the same; a training step takes about a third longer.
 
     Returns:
-        the number of blocks, see `checkpointed_blocks`.
+        the number of blocks, see `find_recomputable_blocks`.
     Raises:
         ConfigError: the model has no such block.
     """
-    blocks = checkpointed_blocks(model).values()
+    blocks = find_recomputable_blocks(model).values()
     if not blocks:
         raise ConfigError(f"{type(model).__name__} has no blocks that can recompute their activations.")
     for block in blocks:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.kernels import local_relation as kernel
 from vitkit.kernels.local_relation import SIMILARITIES, plain
-from vitkit.nn.attention import record_weights, recording
+from vitkit.nn.attention import is_recording, record_weights
 from vitkit.nn.layers import MLP
 from vitkit.registry import nearest
 
@@ -31,7 +31,7 @@ def local_relation(
     """
     _check(query, key, value, prior, stride, similarity)
     settings = dict(stride=stride, dilation=dilation)
-    if not recording():
+    if not is_recording():
         return kernel.local_relation(query, key, value, prior, **settings, scale=scale, similarity=similarity)
     weights = plain.window_weights(query, key, prior, **settings, scale=scale, similarity=similarity)
     record_weights(weights.transpose(2, 3))

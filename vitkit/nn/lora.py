@@ -104,8 +104,8 @@ class LoRA:
                 f"train.lora.layers={self.layers!r}: model.freeze_backbone=True computes the backbone without "
                 "gradients. Set it to False: LoRA freezes the weights itself."
             )
-        trained = self.trained_names(model)
-        both = [name for name in chosen if f"{name}.{_updated_name(layers[name])}" in trained]
+        trained = self.list_trained_names(model)
+        both = [name for name in chosen if f"{name}.{_find_updated_name(layers[name])}" in trained]
         if both and self.train is not None:
             count = pluralize(len(both), "layers")
             logger.warning(
@@ -113,7 +113,7 @@ class LoRA:
                 self.layers, self.train, count, both[0],
             )  # fmt: skip
         for name in chosen:
-            weight: Any = getattr(layers[name], _updated_name(layers[name]))
+            weight: Any = getattr(layers[name], _find_updated_name(layers[name]))
             if self.rank > max(len(weight), weight[0].numel()):
                 raise ConfigError(
                     f"train.lora.rank: got {self.rank}; {name!r} has only {weight[0].numel()} inputs and {len(weight)} "
@@ -132,7 +132,7 @@ class LoRA:
             _add_pairs(layers[name], self, is_fused=name.rpartition(".")[2] == FUSED_PARTS)
         return chosen
 
-    def trained_names(self, model: nn.Module) -> set[str]:
+    def list_trained_names(self, model: nn.Module) -> set[str]:
         """Return the names of the parameters and buffers that are trained in full, before pairs are added.
 
         Raises:
@@ -178,7 +178,7 @@ class _Updated(nn.Module):
     @property
     def frozen_weight(self) -> Tensor:
         """The weight without the update."""
-        weight = self._parameters[_updated_name(self)]
+        weight = self._parameters[_find_updated_name(self)]
         assert weight is not None
         return weight
 
@@ -227,7 +227,7 @@ class LoRAAttention(_Updated, MultiHeadAttention):
 
 
 @functools.cache
-def _updated_class(original: type[nn.Module]) -> type[_Updated]:
+def _derive_updated_class(original: type[nn.Module]) -> type[_Updated]:
     """Return the class of a layer with pairs."""
     if original is MultiHeadAttention:
         return LoRAAttention
@@ -236,7 +236,7 @@ def _updated_class(original: type[nn.Module]) -> type[_Updated]:
     return LoRALinear if issubclass(original, nn.Linear) else LoRAConv2d
 
 
-def _updated_name(layer: nn.Module) -> str:
+def _find_updated_name(layer: nn.Module) -> str:
     """Return the name of the parameter that pairs update."""
     return JOINT_WEIGHT if isinstance(layer, MultiHeadAttention) else WEIGHT
 
@@ -251,7 +251,7 @@ def _can_be_updated(module: nn.Module) -> bool:
 
 
 def _add_pairs(layer: nn.Module, lora: LoRA, *, is_fused: bool) -> None:
-    weight: Any = getattr(layer, _updated_name(layer))
+    weight: Any = getattr(layer, _find_updated_name(layer))
     rows, columns = len(weight), weight[0].numel()
     pairs = nn.ModuleDict()
     is_fused = is_fused and isinstance(layer, nn.Linear) and rows % len(FUSED_PARTS) == 0
@@ -262,7 +262,7 @@ def _add_pairs(layer: nn.Module, lora: LoRA, *, is_fused: bool) -> None:
         pairs[WHOLE] = LowRankPair(columns, rows, lora.rank, weight)
     fast = isinstance(layer, Linear)
     # In place, so that names, and references of other modules, stay as they are.
-    layer.__class__ = _updated_class(type(layer))
+    layer.__class__ = _derive_updated_class(type(layer))
     layer.takes_fast_product = fast
     layer.lora, layer.lora_scale, layer.lora_dropout = pairs, lora.alpha / lora.rank, lora.dropout
 

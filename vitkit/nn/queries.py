@@ -160,16 +160,16 @@ class TrainingQueries:
         self.query_sets = sorted(query_sets, key=lambda query_set: query_set["queries"].masks is None)
         all_queries = [*(query_set["queries"] for query_set in self.query_sets), queries]
 
-        def joined(name: str) -> Tensor | None:
+        def join(name: str) -> Tensor | None:
             values = [getattr(part, name) for part in all_queries]
             return None if values[-1] is None else torch.cat(values, dim=1)
 
-        content, num_own = joined("content"), queries.content.shape[1]
+        content, num_own = join("content"), queries.content.shape[1]
         in_parts = head.attends_in_parts and self._are_like_own(num_own)
         return Queries(
             content,
-            joined("positions"),
-            joined("references"),
+            join("positions"),
+            join("references"),
             None if in_parts else self._attention_bias(num_own, content),
             len(all_queries) if in_parts else 1,
             next((part.masks for part in all_queries if part.masks is not None), None),

@@ -73,7 +73,7 @@ def suppress_duplicates(detections: BatchDetections, iou: float | None) -> Batch
     return BatchDetections(scores, labels.gather(1, order), _gather_boxes(boxes_xyxy, order), queries.gather(1, order))
 
 
-def joined_detections(parts: Iterable[BatchDetections]) -> BatchDetections:
+def join_detections(parts: Iterable[BatchDetections]) -> BatchDetections:
     """Return the detections of several parts together, best first."""
     scores, labels, boxes_xyxy, queries = (torch.cat(fields, dim=1) for fields in zip(*parts))
     scores, order = scores.sort(dim=1, descending=True, stable=True)

@@ -123,7 +123,7 @@ class WindowMasks(NamedTuple):
     """Column of the image at which the window begins, in pixels; `top` is its row."""
 
 
-def windowed_scores(
+def merge_window_scores(
     windows: Sequence[WindowMasks], geometry: Geometry, *, within: range | None = None
 ) -> Iterator[tuple[range, Tensor]]:
     """Yield class scores of the original image's pixels from windows that cover the image, averaged where they overlap.

@@ -12,11 +12,11 @@ from vitkit.structures import DetectionTarget
 from vitkit.visualization.canvas import (
     Labels,
     Scores,
+    choose_class_color,
     draw_tag,
     enlarge,
     font_for,
     labels_and_texts,
-    named_color,
     overlap,
     tag_size,
 )
@@ -59,12 +59,12 @@ def draw_detections(
     sides = torch.tensor(canvas.size, dtype=torch.float32).repeat(2)
     boxes = boxes.nan_to_num().minimum(sides + 2 * line).maximum(torch.tensor(-2.0 * line)).tolist()
     for i in order:
-        draw.rectangle(boxes[i], outline=named_color(labels[i], class_names), width=line)
+        draw.rectangle(boxes[i], outline=choose_class_color(labels[i], class_names), width=line)
     # Names are drawn after all boxes, the highest score first: each takes the first free position around its box.
     taken: list[tuple[float, float, float, float]] = []
     for i in order[: -_MAX_NAMED - 1 : -1]:
         tag = _tag_box(tag_size(draw, texts[i], font), boxes[i], canvas.size, taken)
-        draw_tag(draw, tag, texts[i], font, named_color(labels[i], class_names))
+        draw_tag(draw, tag, texts[i], font, choose_class_color(labels[i], class_names))
         taken.append(tag)
     return np.asarray(canvas)
 

@@ -52,7 +52,7 @@ _KNOWN_COLORS = {
 _COLOR_OF_NAME = {name: color for color, names in _KNOWN_COLORS.items() for name in names}
 
 
-def named_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
+def choose_class_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
     """Return the RGB of a class: blue for sky, green for plants, ..., if its name is known, or else `class_color`.
 
     If several classes have the same expected color, such as tree and bush, only the first gets it.

@@ -14,11 +14,11 @@ from vitkit.structures import SegmentInfo
 from vitkit.visualization.canvas import (
     Labels,
     Scores,
+    choose_class_color,
     draw_tag,
     enlarge,
     font_for,
     labels_and_texts,
-    named_color,
     overlap,
     tag_size,
 )
@@ -66,7 +66,7 @@ def draw_masks(
         mask, (x, y) = regions[k]
         np.copyto(top[y : y + mask.shape[0], x : x + mask.shape[1]], k + 1, where=mask.view(bool), casting="unsafe")
     mask_colors = [
-        _shade(named_color(label, class_names), labels[:k].count(label) if shades else 0)
+        _shade(choose_class_color(label, class_names), labels[:k].count(label) if shades else 0)
         for k, label in enumerate(labels)
     ]
     colors = np.array([(0, 0, 0), *mask_colors], np.uint8).take(top, axis=0)
@@ -171,6 +171,6 @@ def _with_legend(drawing: Image.Image, labels: Sequence[int], class_names: Seque
     for label, (left, top) in zip(labels, corners):
         top += drawing.height
         color_box = (left, top + 2, left + height - 4, top + height - 2)
-        draw.rectangle(color_box, fill=named_color(label, class_names), outline="black")
+        draw.rectangle(color_box, fill=choose_class_color(label, class_names), outline="black")
         draw.text((left + height, top + 1), class_names[label], fill="black", font=font, anchor="la")
     return np.asarray(canvas)

@@ -44,7 +44,7 @@ def evaluators(tmp_path, monkeypatch):
     for file in ("results.json", "perfect.json"):
         scored = score_file(tmp_path / file, annotations=tmp_path / "truth.json").evaluator
         evaluator = CountingEvaluator(scored.dataset)
-        evaluator.answers = scored.answers
+        evaluator.stored_predictions = scored.stored_predictions
         evaluator.compute()
         evaluators.append(evaluator)
     return evaluators

@@ -8,7 +8,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitkit.apps.report.matching import compute_overlaps, confused_classes, match_detections
+from vitkit.apps.report.matching import compute_overlaps, list_confused_classes, match_detections
 from vitkit.evaluation.matching import IOUS
 
 
@@ -92,6 +92,6 @@ def test_predictions_above_a_threshold_keep_their_matches():
 def test_classes_of_matches_by_hand():
     # Object 1 is a crowd, object 2 is missed; prediction 1 has no object, prediction 2 is on the crowd.
     true, crowd = np.array([0, 1, 1]), np.array([False, True, False])
-    rows, columns = confused_classes(true, np.array([1, 0, 1]), crowd, np.array([0, -1, 1]), nothing=2)
+    rows, columns = list_confused_classes(true, np.array([1, 0, 1]), crowd, np.array([0, -1, 1]), nothing=2)
     assert list(zip(rows.tolist(), columns.tolist())) == [(0, 1), (2, 0), (1, 2)]
     assert crowd.tolist() == [False, True, False]

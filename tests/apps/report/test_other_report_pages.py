@@ -133,10 +133,10 @@ def test_maps_are_read_back_as_they_were_predicted():
     evaluator = semantic()
     dataset = evaluator.dataset
     image_id = list(dataset.image_ids)[3]
-    assert (evaluator.predicted_map(image_id)[:15] == 1).all()
-    assert (evaluator.predicted_map(image_id)[15:] == dataset.load_semantic(3)[15:]).mean() > 0.9
-    del evaluator.answers[image_id]
-    assert (evaluator.predicted_map(image_id) == 255).all()
+    assert (evaluator.read_predicted_map(image_id)[:15] == 1).all()
+    assert (evaluator.read_predicted_map(image_id)[15:] == dataset.load_semantic(3)[15:]).mean() > 0.9
+    del evaluator.stored_predictions[image_id]
+    assert (evaluator.read_predicted_map(image_id) == 255).all()
 
 
 def test_confusion_matrix_shows_the_most_confused_classes():

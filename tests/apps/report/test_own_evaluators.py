@@ -65,10 +65,12 @@ class CountEvaluator(SampleEvaluator):
 
     def update(self, predictions, targets):
         for prediction, target in zip(predictions, targets, strict=True):
-            self.answers[target["image_id"]] = abs(prediction["count"] - target["count"])
+            self.stored_predictions[target["image_id"]] = abs(prediction["count"] - target["count"])
 
     def statistics(self):
-        return CountStatistics(list(self.answers), np.array(list(self.answers.values()), np.float64))
+        return CountStatistics(
+            list(self.stored_predictions), np.array(list(self.stored_predictions.values()), np.float64)
+        )
 
     def _table_lines(self):
         return [str(self.metrics)]

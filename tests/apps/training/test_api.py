@@ -51,7 +51,7 @@ def test_run_returns_its_folder_and_metrics_and_testing_repeats_them(tiny):
     assert result.metrics["bbox/AR100"] == run.metrics["bbox/AR100"] and "AP50" in repr(result)
     assert isinstance(run.load(), Predictor)
     small = vitkit.test(run.path, device="cpu", data=dict(val=dict(num_images=2)))
-    assert len(small.evaluator.answers) == 2
+    assert len(small.evaluator.stored_predictions) == 2
 
 
 @pytest.mark.parametrize("flags, precision", [({"avx512f", "avx512_bf16"}, "bf16"), ({"avx512f"}, "fp32")])

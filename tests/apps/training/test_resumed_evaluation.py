@@ -115,7 +115,10 @@ def test_answers_of_every_task_are_read_as_they_were_written(config, tmp_path, m
     again = evaluate_model(config, "best.pth", device, answer_files=AnswerFiles(Path("a"), resume=True))
     assert again.metrics == first.metrics
     for part, other in zip(first.evaluator.parts, again.evaluator.parts):
-        assert pickle.dumps(part.answers) == pickle.dumps(other.answers) and len(part.answers) == 3
+        assert (
+            pickle.dumps(part.stored_predictions) == pickle.dumps(other.stored_predictions)
+            and len(part.stored_predictions) == 3
+        )
 
 
 def test_likelihoods_of_text_are_not_resumed(tmp_path):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitkit.apps.analysis.memory import count_saved_by_part, saved_bytes
 from vitkit.devices import Precision
-from vitkit.nn.layers import checkpointed_blocks, enable_activation_checkpointing
+from vitkit.nn.layers import enable_activation_checkpointing, find_recomputable_blocks
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -57,7 +57,7 @@ def count_activations(
     """
     device = device or choose_countable_device()
     model = copy.deepcopy(model).to("meta").train()
-    blocks = list(checkpointed_blocks(model))
+    blocks = list(find_recomputable_blocks(model))
     attention = FusedAttention() if device == "cuda" else nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True), _autocast(device, precision), attention:
         model.to_empty(device=device)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from vitkit.apps.analysis.macs import track_running_modules
 from vitkit.devices import synchronize
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import checkpointed_blocks
+from vitkit.nn.layers import find_recomputable_blocks
 
 
 @dataclass
@@ -255,7 +255,7 @@ def training_memory(model: nn.Module, *, states: int, gpus: int = 1, sharded: bo
     # Each weight is sharded along its first dimension, and the first process has the largest shard.
     shards = {p: size * -(-len(p) // gpus) // len(p) if p.ndim and len(p) else size for p, size in sizes.items()}
     trained = sum(size for parameter, size in shards.items() if parameter.requires_grad)
-    blocks = [list(block.parameters()) for block in checkpointed_blocks(model).values()]
+    blocks = [list(block.parameters()) for block in find_recomputable_blocks(model).values()]
     inside = {parameter for block in blocks for parameter in block}
     rest = sum(size for parameter, size in sizes.items() if parameter not in inside)
     largest = max((sum(sizes[parameter] for parameter in block) for block in blocks), default=0)

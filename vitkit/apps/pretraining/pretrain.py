@@ -409,7 +409,9 @@ def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *,
         before=before,
         after=after,
         dataset=evaluator.dataset,
-        features=torch.from_numpy(np.stack([evaluator.answers[name] for name in evaluator.dataset.image_ids])),
+        features=torch.from_numpy(
+            np.stack([evaluator.stored_predictions[name] for name in evaluator.dataset.image_ids])
+        ),
     )
     for name, value in after.items():
         if name in before:

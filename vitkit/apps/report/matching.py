@@ -127,11 +127,11 @@ def confusion_matrix(
     for matches in match_images(truth, kept, iou_type=iou_type, iou=iou):
         true = np.array([label_of[entry["category_id"]] for entry in matches.objects], int)
         predicted = np.array([label_of[entry["category_id"]] for entry in matches.predictions], int)
-        np.add.at(matrix, confused_classes(true, predicted, matches.crowd, matches.matched, len(category_ids)), 1)
+        np.add.at(matrix, list_confused_classes(true, predicted, matches.crowd, matches.matched, len(category_ids)), 1)
     return matrix
 
 
-def confused_classes(
+def list_confused_classes(
     true: np.ndarray, predicted: np.ndarray, crowd: np.ndarray, matched: np.ndarray, nothing: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the true and the predicted classes of an image's matches, (K,) int64 each.

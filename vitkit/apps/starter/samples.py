@@ -10,7 +10,7 @@ from PIL import ImageDraw
 
 from vitkit.structures import Sample
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
-from vitkit.visualization.canvas import enlarge, named_color
+from vitkit.visualization.canvas import choose_class_color, enlarge
 from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks
 
@@ -42,7 +42,9 @@ def draw_sample(
     if with_boxes:
         draw = ImageDraw.Draw(canvas)
         for box, label in zip(boxes_xyxy.tolist(), labels.tolist()):
-            draw.rectangle(box, outline=named_color(label, class_names), width=max(1, round(min(canvas.size) / 300)))
+            draw.rectangle(
+                box, outline=choose_class_color(label, class_names), width=max(1, round(min(canvas.size) / 300))
+            )
     masks = target["masks"].cpu().repeat_interleave(scale, dim=1).repeat_interleave(scale, dim=2)
     return draw_masks(np.asarray(canvas), masks, labels, class_names, min_side=1)
 

@@ -62,8 +62,8 @@ class AnswerFiles:
             done |= set.intersection(*(set(part) for part in batch))
             if number % world_size() == rank():
                 for part, entries in zip(self._parts, batch):
-                    part.answers |= entries
-        self._counts = [len(part.answers) for part in self._parts]
+                    part.stored_predictions |= entries
+        self._counts = [len(part.stored_predictions) for part in self._parts]
         self._open(settings)
         return done
 
@@ -73,9 +73,9 @@ class AnswerFiles:
             return
         batch = []
         for number, part in enumerate(self._parts):
-            keys = list(islice(reversed(part.answers), len(part.answers) - self._counts[number]))
-            batch.append({key: part.answers[key] for key in reversed(keys)})
-            self._counts[number] = len(part.answers)
+            keys = list(islice(reversed(part.stored_predictions), len(part.stored_predictions) - self._counts[number]))
+            batch.append({key: part.stored_predictions[key] for key in reversed(keys)})
+            self._counts[number] = len(part.stored_predictions)
         if any(batch):
             self._write(batch)
 

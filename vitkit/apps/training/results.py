@@ -20,7 +20,7 @@ from vitkit.evaluation.base import read_results
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.text import TextEvaluator
-from vitkit.io.coco_schema import classified_issues, raise_issues, sentence_issues
+from vitkit.io.coco_schema import classification_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import object_area
@@ -132,7 +132,7 @@ def score_file(
     results = Path(results)
     content = read_results(results)
     if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
-        raise_issues(classified_issues(content), results.name)
+        raise_issues(classification_issues(content), results.name)
         evaluator = ClassificationEvaluator(_Classified(content))
         evaluator.load_results(results)
     elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:

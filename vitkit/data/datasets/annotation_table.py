@@ -33,7 +33,7 @@ class ImageTable:
         return replace(self, **{name: share(array) for name, array in arrays.items()})
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields, arrays and values of JSON, as `stored_arrays` takes them and the constructor does."""
+        """Return the fields, arrays and values of JSON, as `load_or_build_arrays` and the constructor take them."""
         return {**vars(self)}
 
 

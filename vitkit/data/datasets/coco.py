@@ -21,11 +21,11 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import FileIssue
 from vitkit.io.image_files import ImageStore, check_inside, is_rotated
-from vitkit.io.json_files import gc_paused
+from vitkit.io.json_files import pause_gc
 from vitkit.io.segmentations import decode_segmentation, object_area
 from vitkit.io.shared_memory import share
 from vitkit.io.spooled_bytes import SpooledLists, read_lists
-from vitkit.io.stored_arrays import MIN_BYTES, stored_arrays
+from vitkit.io.stored_arrays import MIN_BYTES, load_or_build_arrays
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 
@@ -133,12 +133,12 @@ class CocoDetection(ListedObjects):
             return build()
         source = {**asdict(self._source), "annotations": None, "images": str(self._source.images)}
         settings = [type(self).__qualname__, part, source, self.masks, self.bad_boxes]
-        return stored_arrays(self.annotation_file, settings, build)
+        return load_or_build_arrays(self.annotation_file, settings, build)
 
     def _read_table(self, allow_outside: bool) -> dict[str, Any]:
         """Return the fields of the table, the folder of the images, and `messages`, each with its logging level."""
         name = self.annotation_file.name
-        with gc_paused():
+        with pause_gc():
             file = self._read()
             table = file.read_table()
             # Not before: issues of the annotations come first.
@@ -194,7 +194,7 @@ class CocoDetection(ListedObjects):
     def _read_truth(self) -> dict[str, np.ndarray]:
         """Read the annotations again, and return what `ground_truth` is made of."""
         lists = SpooledLists(self.annotation_file.name)
-        with gc_paused():
+        with pause_gc():
             file = self._read(log=False)
             lists.append([file.content])
             # pycocotools marks "not matched" by id 0, but files of other tools count from 0 or leave keys out.
@@ -219,7 +219,7 @@ class CocoDetection(ListedObjects):
         """
         if self._truth is None:
             self._truth = {name: share(array) for name, array in self._stored("ground truth", self._read_truth).items()}
-        with gc_paused():
+        with pause_gc():
             (content,), *parts = read_lists(**self._truth)
             annotations = [*chain.from_iterable(parts)]
         if self._id_of_raw:

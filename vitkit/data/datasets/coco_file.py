@@ -25,7 +25,7 @@ from vitkit.io.coco_schema import (
     AnnotationChecks,
     FileIssue,
     IssueCounts,
-    listed_issues,
+    image_and_category_issues,
     object_issues,
     raise_issues,
     structure_issues,
@@ -210,7 +210,7 @@ class DetectionFile:
         """The images that are used, the categories, and whatever else the file contains; the list of annotations is
         empty."""
         self._structure = structure_issues(self.content)
-        self._listed = [] if self._structure else listed_issues(self.content)
+        self._listed = [] if self._structure else image_and_category_issues(self.content)
         self._checks = None if self._structure else AnnotationChecks(self.content)
         self._unusable: VitkitError | None = None
         self._used_ids: set[int] | None = None

@@ -11,7 +11,7 @@ from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
 from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, ImageFiles, data_files, is_hidden
 from vitkit.io.image_files import ImageStore
-from vitkit.io.json_files import gc_paused, read_json
+from vitkit.io.json_files import pause_gc, read_json
 
 # "latest.json" has no test images.
 _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))
@@ -59,7 +59,7 @@ def is_coco_file(path: Path) -> bool:
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the content of a valid file, and what of it was read in another form than COCO's."""
-    with gc_paused():
+    with pause_gc():
         content = read_json(path)
         notes = read_exporters_fields(content)
         if issues := detection_issues(content):

@@ -14,7 +14,7 @@ from vitkit.data.formats.annotated import AnnotatedImages, check_mask_size, read
 from vitkit.errors import DataError
 from vitkit.io.folders import SPLIT_NAMES, ImageFiles
 from vitkit.io.parsing import check_count, coordinate, read_xml
-from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation, rotated_box
+from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation, rotate_box
 
 
 def is_cvat_file(path: Path) -> bool:
@@ -94,7 +94,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
         degrees = _number(shape, "rotation", path, default=0.0)
         if not degrees:
             return {"bbox": [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]}
-        return rotated_box(x0, y0, x1, y1, degrees)
+        return rotate_box(x0, y0, x1, y1, degrees)
     if shape.tag == "polygon":
         texts = [value for point in shape.get("points", "").split(";") for value in point.split(",")]
         points = [coordinate(text, f"annotations: '{path}': a point of {image['file_name']!r}") for text in texts]

@@ -10,7 +10,7 @@ from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES, FileIssue, is_box, is_number
 from vitkit.io.folders import ImageFiles, is_hidden
 from vitkit.io.image_files import ImageStore
-from vitkit.io.segmentations import polygon_box, rotated_box
+from vitkit.io.segmentations import polygon_box, rotate_box
 from vitkit.text_format import pluralize
 
 _CHECKPOINTS = ".ipynb_checkpoints"
@@ -133,7 +133,7 @@ def _rotate(annotation: dict[str, Any]) -> bool:
     # A polygon that is not the unturned box shows where the object lies.
     if segmentation and not _is_box_outline(segmentation, annotation["bbox"]):
         return False
-    annotation |= rotated_box(x, y, x + width, y + height, degrees)
+    annotation |= rotate_box(x, y, x + width, y + height, degrees)
     # What is written from here must not be turned again.
     annotation["attributes"] = {key: value for key, value in attributes.items() if key != "rotation"}
     return True

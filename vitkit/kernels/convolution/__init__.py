@@ -14,16 +14,16 @@ from torch import Tensor
 
 from vitkit.kernels import is_traced, plain_only
 from vitkit.kernels.convolution import onednn, plain
-from vitkit.kernels.convolution.plain import RELU, Activation, Settings
+from vitkit.kernels.convolution.plain import RELU, Activation, ConvSettings
 
-__all__ = ["RELU", "Activation", "Settings", "convolution"]
+__all__ = ["RELU", "Activation", "ConvSettings", "convolution"]
 
 
 def convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    settings: Settings,
+    settings: ConvSettings,
     *,
     residual: Tensor | None = None,
     cache: MutableMapping[str, Tensor],

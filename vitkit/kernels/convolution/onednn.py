@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from vitkit.kernels.convolution.plain import RELU, Activation, Settings
+from vitkit.kernels.convolution.plain import RELU, Activation, ConvSettings
 
 
 def is_available() -> bool:
@@ -18,13 +18,13 @@ def is_available() -> bool:
     )
 
 
-def prepare(weight: Tensor, settings: Settings, shape: torch.Size) -> Tensor:
+def prepare(weight: Tensor, settings: ConvSettings, shape: torch.Size) -> Tensor:
     """Return the weights in the order in which oneDNN reads them for images of a shape; other shapes are slower."""
     stride, padding, dilation, groups, _ = settings
     return torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, shape)
 
 
-def convolution(x: Tensor, prepared: Tensor, bias: Tensor, settings: Settings, residual: Tensor | None) -> Tensor:
+def convolution(x: Tensor, prepared: Tensor, bias: Tensor, settings: ConvSettings, residual: Tensor | None) -> Tensor:
     """See the function of that name in `vitkit.kernels.convolution`; `prepared` are the weights from `prepare`."""
     stride, padding, dilation, groups, activation = settings
     name, numbers = _unary(activation)

@@ -11,7 +11,7 @@ Activation = Literal["silu"] | tuple[float | None, float | None] | None
 RELU = (0.0, None)
 
 
-class Settings(NamedTuple):
+class ConvSettings(NamedTuple):
     """A convolution's settings, as `F.conv2d` takes them, and the activation after it."""
 
     stride: tuple[int, ...]
@@ -21,7 +21,7 @@ class Settings(NamedTuple):
     activation: Activation = None
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, residual: Tensor | None) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor, settings: ConvSettings, residual: Tensor | None) -> Tensor:
     """See the function of that name in `vitkit.kernels.convolution`."""
     stride, padding, dilation, groups, activation = settings
     x = F.conv2d(x, weight, bias, stride, padding, dilation, groups)

@@ -21,12 +21,14 @@ def caption_sections(evaluator: CaptionEvaluator) -> list[Section]:
     """Return the sections of the report: metrics, and the images with the worst and the best captions."""
     statistics = evaluator.statistics()
     total = len(statistics.sample_ids)
-    alerts = missing_samples(total - len(evaluator.answers), total, "no caption, which counts as an empty one.")
+    alerts = missing_samples(
+        total - len(evaluator.stored_predictions), total, "no caption, which counts as an empty one."
+    )
     values, titles = rank_samples(statistics, _RANKED)
 
     def image(k: int) -> Image:
         image_id = statistics.sample_ids[k]
-        answer = evaluator.answers.get(image_id, "")
+        answer = evaluator.stored_predictions.get(image_id, "")
         lines = [answer or "(nothing)", f"CIDEr-D {number(values[k])}", *evaluator.dataset.references(k)]
         return Image(k, f"image {image_id}: {answer}", caption=lines)
 

@@ -9,7 +9,7 @@ import numpy as np
 from vitkit.apps.report.detections import DetectedImage, Detections
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
 from vitkit.apps.report.intervals import bootstrap_weights, estimate
-from vitkit.apps.report.matching import confused_classes, match_images
+from vitkit.apps.report.matching import list_confused_classes, match_images
 from vitkit.apps.report.pages.base import prediction_image, report_sections
 from vitkit.apps.report.sections import (
     Alert,
@@ -42,7 +42,7 @@ _RANKED = 8  # number of images with the lowest, and with the highest scores
 @report_sections.register
 def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
     """Return the sections of the report; all but the overall metrics are about masks if they were evaluated."""
-    dataset, truth, results = evaluator.dataset, evaluator.dataset.ground_truth(), evaluator.evaluated_results()
+    dataset, truth, results = evaluator.dataset, evaluator.dataset.ground_truth(), evaluator.select_results()
     statistics_of = evaluator.named_statistics()
     *_, statistics = statistics_of.values()
     classes, sizes = evaluator.details()
@@ -80,7 +80,7 @@ def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
 def detection_image(evaluator: CocoEvaluator, index: int) -> Image:
     """Return an image with the boxes above the threshold with the highest F1."""
     dataset = evaluator.dataset
-    answer = evaluator.answers.get(int(dataset.image_ids[index]))
+    answer = evaluator.stored_predictions.get(int(dataset.image_ids[index]))
     if answer is None:
         return Image(index, "no prediction")
     thresholds = evaluator.score_thresholds()
@@ -240,7 +240,7 @@ def _detections(
         )
         images.append(DetectedImage(position_of[image_id], matches, true, predicted))
         kept = np.array([result["score"] >= thresholds.best for result in matches.predictions], bool)
-        pairs = confused_classes(true, predicted[kept], matches.crowd, matches.matched[kept], len(label_of))
+        pairs = list_confused_classes(true, predicted[kept], matches.crowd, matches.matched[kept], len(label_of))
         cells.append(Counter(zip(*(classes.tolist() for classes in pairs))))
     matrix = np.zeros((len(label_of) + 1,) * 2, int)
     for of_image in cells:

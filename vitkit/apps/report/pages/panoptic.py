@@ -30,7 +30,7 @@ def panoptic_sections(evaluator: PanopticEvaluator) -> list[Section]:
     statistics, pair_of = evaluator.statistics(), partial(panoptic_pair, evaluator)
     weights, scores = resample(statistics)
     total, names = len(statistics.sample_ids), statistics.class_names
-    alerts = missing_samples(total - len(evaluator.answers), total, "no prediction, which counts as missed.")
+    alerts = missing_samples(total - len(evaluator.stored_predictions), total, "no prediction, which counts as missed.")
     of_pixels, matrix = pixel_statistics(statistics.sample_ids, names, pair_of)
     pixel_scores = of_pixels.scores(weights)
     by_class = {name: {**values, **pixel_scores.by_class[name]} for name, values in scores.by_class.items()}
@@ -60,7 +60,7 @@ def panoptic_image(evaluator: PanopticEvaluator, index: int) -> Image:
 def panoptic_pair(evaluator: PanopticEvaluator, index: int) -> MapPair:
     """Return the true and the predicted map of an image of the dataset."""
     dataset = evaluator.dataset
-    truth, predicted = dataset.load_panoptic(index), evaluator.predicted_map(dataset.image_ids[index])
+    truth, predicted = dataset.load_panoptic(index), evaluator.read_predicted_map(dataset.image_ids[index])
     overlays = PanopticOverlay(truth, dataset.classes), PanopticOverlay(predicted, dataset.classes)
     return MapPair(label_map(truth), label_map(predicted), overlays)
 

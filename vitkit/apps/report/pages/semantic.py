@@ -23,7 +23,7 @@ def semantic_sections(evaluator: SemanticEvaluator) -> list[Section]:
     statistics, pair_of = evaluator.statistics(), partial(semantic_pair, evaluator)
     _, scores = resample(statistics)
     total = len(statistics.sample_ids)
-    alerts = missing_samples(total - len(evaluator.answers), total, "no prediction, which counts as missed.")
+    alerts = missing_samples(total - len(evaluator.stored_predictions), total, "no prediction, which counts as missed.")
     columns = [name for name in ("IoU", "boundary IoU", "accuracy") if name in next(iter(scores.by_class.values()))]
     percentages = (100 * statistics.true.sum(axis=0) / max(statistics.true.sum(), 1)).tolist()
     rows = [[*row, each] for row, each in zip(value_rows(scores.by_class, columns), percentages)]
@@ -44,6 +44,6 @@ def semantic_image(evaluator: SemanticEvaluator, index: int) -> Image:
 def semantic_pair(evaluator: SemanticEvaluator, index: int) -> MapPair:
     """Return the true and the predicted map of an image of the dataset."""
     dataset = evaluator.dataset
-    truth, predicted = dataset.load_semantic(index), evaluator.predicted_map(dataset.image_ids[index])
+    truth, predicted = dataset.load_semantic(index), evaluator.read_predicted_map(dataset.image_ids[index])
     overlays = SemanticOverlay(truth, dataset.classes), SemanticOverlay(predicted, dataset.classes)
     return MapPair(truth, predicted, overlays)

@@ -14,7 +14,7 @@ def text_sections(evaluator: TextEvaluator) -> list[Section]:
     _, scores = resample(statistics)
     metric, _ = statistics.sample_scores()
     values, titles = rank_samples(statistics, _RANKED)
-    answers = [evaluator.answers[index] for index in statistics.sample_ids]
+    answers = [evaluator.stored_predictions[index] for index in statistics.sample_ids]
     sentences = [
         Table(
             ("source", "got", "reference", metric),
