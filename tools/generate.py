@@ -118,7 +118,10 @@ def decoding_settings(defaults: DecodingSettings, n_best: int | None, options: d
         changes["method"] = "greedy"
     elif changes.keys() & set(SAMPLING_OPTIONS):
         changes["method"] = "sample"
-    return replace(defaults, **changes).with_hypotheses(1 if n_best is None else n_best, beams=options.get("beams"))
+    from vitkit.apps.inference.translator import adapt_to_hypotheses
+
+    settings, count = replace(defaults, **changes), 1 if n_best is None else n_best
+    return adapt_to_hypotheses(settings, count, beams=options.get("beams"))
 
 
 def fill_masks(model: MaskFiller, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:

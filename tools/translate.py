@@ -131,7 +131,9 @@ def decoding_settings(
 ) -> DecodingSettings:
     """Return the model's decoding settings with changes."""
     method = {"method": "sample"} if sample else {}
-    return replace(defaults, **changes, **method).with_hypotheses(1 if n_best is None else n_best, beams=beams)
+    from vitkit.apps.inference.translator import adapt_to_hypotheses
+
+    return adapt_to_hypotheses(replace(defaults, **changes, **method), 1 if n_best is None else n_best, beams=beams)
 
 
 def encode(line: str, number: int, vocabulary: Vocabulary, *, max_tokens: int, truncate: bool) -> list[int]:

@@ -6,10 +6,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.apps.explanations.sampling import SamplingRecorder
 from vitkit.apps.training.process_group import close_distributed
 from vitkit.errors import ConfigError
 from vitkit.kernels.deformable_attention import deformable_attend
-from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
+from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 
 
 def assert_all_close(got, expected, atol=1e-10):

@@ -45,7 +45,7 @@ def test_offset_is_added_to_locations_before_normalization():
 
 
 def test_rotations_turn_pairs_of_channels_by_the_location_of_their_center():
-    rotations = rotary_positions_2d((2, 4), 8, temperature=100.0)
+    rotations = rotary_positions_2d((2, 4), 8)
     x = torch.randn(8, 8)
     turned = rotate(x, rotations)
     pairs = torch.complex(x[:, :4], x[:, 4:])

@@ -337,18 +337,6 @@ def test_invalid_settings_are_named(options, message):
     assert message in str(error.value)
 
 
-def test_settings_are_adapted_to_several_hypotheses():
-    greedy, sample = DecodingSettings(), DecodingSettings(method="sample", top_k=3)
-    beam = DecodingSettings(method="beam", beams=3, n_best=3)
-    assert greedy.with_hypotheses() == greedy
-    assert greedy.with_hypotheses(6) == DecodingSettings(method="beam", beams=6, n_best=6)
-    assert beam.with_hypotheses(beams=1) == DecodingSettings(beams=1)
-    assert beam.with_hypotheses(2) == DecodingSettings(method="beam", beams=3, n_best=2)
-    assert sample.with_hypotheses(2) == DecodingSettings(method="sample", top_k=3, n_best=2)
-    with pytest.raises(ConfigError, match=r"decoding.n_best: got 5; expected 1 to 2"):
-        beam.with_hypotheses(5, beams=2)
-
-
 def test_a_text_longer_than_the_positions_is_an_error(sources):
     model = make("Transformer", **SIZES, **SMALL, max_length=12).eval()
     with pytest.raises(DataError, match="a text of 13 tokens or more, but the model has positions for 12"):

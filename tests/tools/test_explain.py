@@ -13,9 +13,9 @@ from torch import nn
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.apps.explanations import api, dense, images
 from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.sampling import SamplingRecorder
 from vitkit.data.synthetic.world import THINGS
 from vitkit.errors import ConfigError
-from vitkit.nn.deformable_attention import SamplingRecorder
 from vitkit.structures import ScoreThresholds
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import explain

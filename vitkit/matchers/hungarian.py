@@ -225,17 +225,15 @@ def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
     return -_logits_of_labels(pred_logits.softmax(-1), image, labels)
 
 
-def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:
+def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
     """Return the change of the focal loss if the label were positive; shapes as in `softmax_cost`, with C logits."""
-    as_positive, as_negative = focal_terms(
-        _logits_of_labels(pred_logits, image, labels).sigmoid(), alpha=alpha, gamma=gamma
-    )
+    as_positive, as_negative = focal_terms(_logits_of_labels(pred_logits, image, labels).sigmoid())
     return as_positive - as_negative
 
 
-def focal_terms(p: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> tuple[Tensor, Tensor]:
+def focal_terms(p: Tensor) -> tuple[Tensor, Tensor]:
     """Return the focal loss of probabilities if they were of positives, and if they were of negatives."""
-    return alpha * (1 - p) ** gamma * -(p + 1e-8).log(), (1 - alpha) * p**gamma * -(1 - p + 1e-8).log()
+    return 0.25 * (1 - p) ** 2 * -(p + 1e-8).log(), 0.75 * p**2 * -(1 - p + 1e-8).log()
 
 
 def _logits_of_labels(logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Layers and stacks take
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -153,22 +153,15 @@ class DeformableEncoderLayer(nn.Module):
 
 
 class DeformableEncoder(nn.Module):
-    """Encoder in which each token of each level attends to locations around itself on all levels."""
+    """Encoder in which each token of each level attends to locations around itself on all levels.
 
-    def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        num_levels: int,
-        *,
-        num_heads: int = 8,
-        num_points: int = 4,
-        d_ffn: int = 1024,
-        dropout: float = 0.1,
-    ):
+    Args:
+        options: the other arguments of its layers.
+    """
+
+    def __init__(self, num_layers: int, d_model: int, num_levels: int, **options: Any):
         super().__init__()
-        layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
-        self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, **layer) for _ in range(num_layers))
+        self.layers = nn.ModuleList(DeformableEncoderLayer(d_model, num_levels, **options) for _ in range(num_layers))
 
     def forward(self, levels: Levels) -> Tensor:
         """Return the encoded levels, (B, S, d_model)."""

@@ -7,27 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def sine_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
+def sine_positions_1d(length: int, d_model: int) -> Tensor:
     """Return sines and cosines of the position (Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762).
 
     Returns:
         (length, d_model) float32; even channels are sines, odd ones cosines of the same frequency.
     """
-    return _sines(torch.arange(length, dtype=torch.float32, device=device), d_model, temperature)
+    return _sines(torch.arange(length, dtype=torch.float32), d_model)
 
 
-def fairseq_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
+def fairseq_positions_1d(length: int, d_model: int) -> Tensor:
     """Return fairseq's sines and cosines of the position, used by published translation models.
 
-    Positions count from 2; frequencies fall from 1 to exactly 1 / temperature.
+    Positions count from 2; frequencies fall from 1 to exactly 1e-4.
 
     Returns:
         (length, d_model) float32; the first half of the channels are sines, the second cosines of the same frequencies.
     """
     half = d_model // 2
-    frequencies = temperature ** -(torch.arange(half, dtype=torch.float32, device=device) / max(half - 1, 1))
+    frequencies = 10000.0 ** -(torch.arange(half, dtype=torch.float32) / max(half - 1, 1))
     # fairseq reserves the first two positions for padding.
-    angles = torch.arange(2, length + 2, dtype=torch.float32, device=device)[:, None] * frequencies
+    angles = torch.arange(2, length + 2, dtype=torch.float32)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
@@ -68,12 +68,7 @@ def sine_positions_2d(
 
 
 def sine_positions_grid(
-    size: tuple[int, int],
-    d_model: int,
-    *,
-    temperature: float = 10000.0,
-    dtype: torch.dtype = torch.float32,
-    device=None,
+    size: tuple[int, int], d_model: int, *, dtype: torch.dtype = torch.float32, device=None
 ) -> Tensor:
     """Return RT-DETR's encoding of a map's locations (Zhao et al. 2023, https://arxiv.org/abs/2304.08069).
 
@@ -84,7 +79,7 @@ def sine_positions_grid(
         (H * W, d_model) of `dtype`, row by row.
     """
     quarter = d_model // 4
-    frequencies = temperature ** -(torch.arange(quarter, dtype=dtype, device=device) / quarter)
+    frequencies = 10000.0 ** -(torch.arange(quarter, dtype=dtype, device=device) / quarter)
     rows, columns = (torch.arange(n, dtype=dtype, device=device)[:, None] * frequencies for n in size)
     # An ONNX file would lose repeat_interleave's or repeat's factor for maps of another size than the traced one.
     rows = rows[:, None].expand(-1, size[1], -1).flatten(0, 1)
@@ -107,7 +102,7 @@ def mae_positions(grid: tuple[int, int], d_model: int, *, num_others: int = 1) -
     return F.pad(rows_first.roll(d_model // 2, dims=1), (0, 0, num_others, 0))[None]
 
 
-def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10000.0) -> Tensor:
+def sine_positions_boxes(boxes: Tensor, d_model: int) -> Tensor:
     """Return the encoding of boxes or points (Zhu et al. 2021, appendix A.4, https://arxiv.org/abs/2010.04159).
 
     Args:
@@ -117,19 +112,17 @@ def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10
         (..., 2 * d_model) float32 for boxes, (..., d_model) for points: the encodings of the numbers concatenated, in
         their order. `sine_positions_2d` encodes (y, x).
     """
-    return _sines(boxes.float() * (2 * math.pi), d_model // 2, temperature).flatten(-2)
+    return _sines(boxes.float() * (2 * math.pi), d_model // 2).flatten(-2)
 
 
-def _sines(angles: Tensor, channels: int, temperature: float) -> Tensor:
+def _sines(angles: Tensor, channels: int, temperature: float = 10000.0) -> Tensor:
     """Encode (...) as (..., channels): sine and cosine, interleaved, at channels / 2 decreasing frequencies."""
     exponents = torch.arange(0, channels, 2, dtype=torch.float32, device=angles.device) / channels
     angles = angles[..., None] / temperature**exponents
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
-def rotary_positions_2d(
-    size: tuple[int, int], channels: int, *, temperature: float = 100.0, scale: float | Tensor = 1.0, device=None
-) -> Tensor:
+def rotary_positions_2d(size: tuple[int, int], channels: int, *, scale: float | Tensor = 1.0, device=None) -> Tensor:
     """Return DINOv3's rotations for a map's locations (Simeoni et al. 2025, section 3.2,
     https://arxiv.org/abs/2508.10104; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
@@ -147,7 +140,7 @@ def rotary_positions_2d(
     y, x = ((torch.arange(n, dtype=torch.float32, device=device) + 0.5) / n * 2 - 1 for n in size)
     centers = torch.cartesian_prod(y, x) * scale  # (H * W, 2)
     exponents = torch.arange(0, channels, 4, dtype=torch.float32, device=device) / channels
-    angles = (2 * math.pi * centers[:, :, None] / temperature**exponents).flatten(1).repeat(1, 2)
+    angles = (2 * math.pi * centers[:, :, None] / 100.0**exponents).flatten(1).repeat(1, 2)
     return torch.stack((angles.cos(), angles.sin()))
 
 

@@ -29,11 +29,6 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(tokens) * self.factor
 
 
-def position_codes(model: nn.Module) -> Tensor | None:
-    """Return the position encoding of a model's text, (length, d_model); None if it has none."""
-    return next((module.codes for module in model.modules() if isinstance(module, TextPositions)), None)
-
-
 class TextPositions(nn.Module):
     """Adds position encodings to embeddings, then applies dropout (section 5.4).
 

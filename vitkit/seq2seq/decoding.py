@@ -8,7 +8,7 @@ in its batch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -118,20 +118,6 @@ class DecodingSettings:
     def _max_hypotheses(self) -> int:
         """The maximum number of hypotheses that the method can return."""
         return {"greedy": 1, "beam": self.beams}.get(self.method, 10**6)
-
-    def with_hypotheses(self, n_best: int = 1, *, beams: int | None = None) -> "DecodingSettings":
-        """Return these settings for `n_best` hypotheses per source, with beam search in place of greedy decoding if
-        needed.
-
-        Args:
-            beams: number of beams, 1 for greedy decoding; None: at least as many as hypotheses.
-        Raises:
-            ConfigError: there are more hypotheses than beams.
-        """
-        method = "beam" if self.method == "greedy" and n_best > 1 else self.method
-        if beams is not None:
-            method = "greedy" if beams == 1 else "beam"
-        return replace(self, method=method, beams=max(self.beams, n_best) if beams is None else beams, n_best=n_best)
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the summed log probability of `length` tokens."""

@@ -19,11 +19,12 @@ from vitkit.apps.explanations.drawing import (
     draw_sampling_points,
 )
 from vitkit.apps.explanations.regions import attention_ratio, box_region, sampling_ratio
+from vitkit.apps.explanations.sampling import SamplingRecorder
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError
 from vitkit.io.channel_files import as_rgb
 from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
-from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
+from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import boxes_around_masks, mask_logits

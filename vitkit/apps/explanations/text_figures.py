@@ -22,7 +22,7 @@ from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.text_layers import position_codes
+from vitkit.nn.text_layers import TextPositions
 
 KINDS = {
     "encoder": "Encoder self-attention",
@@ -94,7 +94,7 @@ def draw_text(model: nn.Module, attention: TextAttention, request: Request, resu
         weights = [layer.weights.numpy() for layer in layers]
         draw_heads(weights, rows, columns, result.file(f"{kind}_heads.png"), title=title)
         draw_arcs(weights[number], rows, columns, result.file(f"{kind}_arcs.png"), title=f"{title}, layer {number}")
-    codes = position_codes(model)
+    codes = next((module.codes for module in model.modules() if isinstance(module, TextPositions)), None)
     if codes is None:
         result.notes.append("no figure of the position encoding: a recurrent model has none")
     else:

@@ -82,6 +82,21 @@ class TextModel:
             yield text
 
 
+def adapt_to_hypotheses(settings: DecodingSettings, n_best: int = 1, *, beams: int | None = None) -> DecodingSettings:
+    """Return settings for `n_best` hypotheses per source, with beam search in place of greedy decoding if needed.
+
+    Args:
+        beams: number of beams, 1 for greedy decoding; None: at least as many as hypotheses.
+    Raises:
+        ConfigError: there are more hypotheses than beams.
+    """
+    method = "beam" if settings.method == "greedy" and n_best > 1 else settings.method
+    if beams is not None:
+        method = "greedy" if beams == 1 else "beam"
+    beams = max(settings.beams, n_best) if beams is None else beams
+    return replace(settings, method=method, beams=beams, n_best=n_best)
+
+
 class Translator(TextModel):
     """A translation model with its vocabularies."""
 
@@ -115,7 +130,7 @@ class Translator(TextModel):
         self, source: Iterable[str], *, beams: int | None = None, n_best: int = 1, batch_size: int = BATCH
     ) -> Iterator[Translation]:
         """Translate sentences a batch at a time; see `__call__`."""
-        settings = self.model.decoding.with_hypotheses(n_best, beams=beams)
+        settings = adapt_to_hypotheses(self.model.decoding, n_best, beams=beams)
         target = self.vocabularies["target"]
         texts, to_encode = tee(self._check(source))
         encoded = map(self._encode, to_encode)
