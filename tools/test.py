@@ -10,7 +10,7 @@ Examples:
     vitkit test runs/detr --per-class
     vitkit test runs/detr --split test    (data.test, which was not used for any choice)
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
-    vitkit test runs/detr --resume runs/detr/results.answers    (the same command was killed: go on from there)
+    vitkit test runs/detr --resume runs/detr/results.stored_predictions    (that command was killed: go on from there)
     vitkit test configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
     vitkit test runs/roofs --tiles 800    (images much larger than those it was trained on)
     vitkit test configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
@@ -77,7 +77,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_iou(parser, "for --thresholds, --confusion and --report")
     text = "results file to write (default: results.json in the run's folder, or in this one)"
     parser.add_argument("--out", type=Path, help=text)
-    text = "resume the interrupted evaluation in this folder, which it named after its results: results.answers"
+    text = "resume the interrupted evaluation in this folder, named after its results: results.stored_predictions"
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
     add_runtime(parser)
@@ -117,9 +117,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.inference import find_model, find_trained
     from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
-    from vitkit.apps.training.answers import AnswerFiles
     from vitkit.apps.training.process_group import close_distributed, init_distributed
     from vitkit.apps.training.results import score_file, score_results
+    from vitkit.apps.training.stored_predictions import PredictionFiles
     from vitkit.apps.training.testing import evaluate_model
     from vitkit.apps.training.tta import SCALES
     from vitkit.config import format_config
@@ -165,8 +165,8 @@ def main(argv: list[str] | None = None) -> None:
                     write_page(evaluator, args.report, facts)
                 return
             # In one place, on all ranks: a result of the same name may appear between their looking for it.
-            folder = broadcast_object(args.resume or out.with_suffix(".answers"))
-            answer_files = AnswerFiles(folder, resume=args.resume is not None)
+            folder = broadcast_object(args.resume or out.with_suffix(".stored_predictions"))
+            prediction_files = PredictionFiles(folder, resume=args.resume is not None)
             result = evaluate_model(
                 config,
                 weights,
@@ -174,13 +174,13 @@ def main(argv: list[str] | None = None) -> None:
                 tta_scales=(args.tta_scales or SCALES) if args.tta else None,
                 tiling=tiling_of(args.tiles, args.tile_overlap),
                 split=args.split,
-                answer_files=answer_files,
+                prediction_files=prediction_files,
                 runtime=args.runtime,
             )
             if is_main():
                 show(result.evaluator, details, result.thresholds)
                 write(result, out, requested=args.out is not None)
-                answer_files.remove()
+                prediction_files.remove()
                 options = {"tta": args.tta, "tiles": args.tiles}
                 options = {name: value for name, value in options.items() if value}
                 measured = Measured(data_name(config), args.split, options, result.metrics)

@@ -30,7 +30,7 @@ from vitkit.apps.inference import load
 from vitkit.apps.inference.journal import Journal, Lines, Shard
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.writing import Output, predict_files, write_results
-from vitkit.apps.training.answers import AnswerFiles
+from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.protocols.dataset import Dataset
@@ -92,16 +92,16 @@ def evaluate(folder: Path, count: int) -> Callable[[], object]:
 
 
 def resume_test(folder: Path, count: int) -> Callable[[], object]:
-    """Read the answers that a killed evaluation has left, as vitkit test --resume does."""
+    """Read the predictions that a killed evaluation has left, as vitkit test --resume does."""
     evaluator = CocoEvaluator(Annotated(count))
-    written = AnswerFiles(folder / "answers", resume=False)
+    written = PredictionFiles(folder / "stored_predictions", resume=False)
     written.begin(evaluator, {})
     for predictions, targets in detections(count):
         evaluator.update(predictions, targets)
         written.add()
 
     def run() -> None:
-        done = AnswerFiles(folder / "answers", resume=True).begin(CocoEvaluator(Annotated(count)), {})
+        done = PredictionFiles(folder / "stored_predictions", resume=True).begin(CocoEvaluator(Annotated(count)), {})
         assert len(done) == count
 
     return run

@@ -18,7 +18,7 @@ from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import locate_usable, open_weights
 from vitkit.apps.inference.writing import weights_checksum
-from vitkit.apps.training.answers import AnswerFiles
+from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.tta import MultiScaleFlip
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
@@ -79,7 +79,7 @@ def evaluate_model(
     tta_scales: Sequence[float] | None = None,
     tiling: Tiling | None = None,
     split: Split = "val",
-    answer_files: AnswerFiles | None = None,
+    prediction_files: PredictionFiles | None = None,
     runtime: Runtime = "onnxruntime",
 ) -> Evaluation:
     """Build a config's data and model, and predict every sample once. All ranks must call it, in their process group.
@@ -92,8 +92,8 @@ def evaluate_model(
         tiling: predict the stored images in tiles, each of which goes through the validation transforms.
         split: the split to evaluate; training data gets the transforms of validation, and so does test data without
             transforms of its own.
-        answer_files: where the answers are written as they come, and those of a killed evaluation are read; None: no
-            files.
+        prediction_files: where predictions are written as they are made, and those of a killed evaluation are read;
+            None: no files.
         runtime: what runs an ONNX file; OpenVINO only on the CPU.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
@@ -102,7 +102,7 @@ def evaluate_model(
     check_runtime(runtime, located, device)
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
-        return _evaluate_tiles(config, located, device, tiling, split, answer_files, runtime)
+        return _evaluate_tiles(config, located, device, tiling, split, prediction_files, runtime)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
     dataset = data.evaluated(split, located.metadata)
     vocabularies = use_saved_vocabularies(dataset, located.metadata, str(located), config["model"])
@@ -114,13 +114,13 @@ def evaluate_model(
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     is_written = bool(vocabularies) and dataset.prompts is None and located.kind != "exported"
-    criterion = _reference_criterion(config, device, answer_files) if is_written and "criterion" in config else None
+    criterion = _reference_criterion(config, device, prediction_files) if is_written and "criterion" in config else None
     done = set()
-    if answer_files is not None and criterion is None:
+    if prediction_files is not None and criterion is None:
         facts = {"scales": tta_scales, "precision": precision}
-        done = _begin_answers(answer_files, evaluator, model, located, config, split, facts)
+        done = _begin_stored_predictions(prediction_files, evaluator, model, located, config, split, facts)
     metrics, seconds = _predict_all(
-        model, data.val_loader(dataset, done=done), evaluator, device, precision, criterion, answer_files
+        model, data.val_loader(dataset, done=done), evaluator, device, precision, criterion, prediction_files
     )
     sample = "sentence" if "images" not in built.takes else "clip" if dataset.is_video else "image"
     return Evaluation(metrics, evaluator, report, seconds, sample, _stored_thresholds(located, dataset.classes))
@@ -133,7 +133,7 @@ def _predict_all(
     device: torch.device,
     precision: Precision,
     criterion: Criterion | None,
-    answer_files: AnswerFiles | None,
+    prediction_files: PredictionFiles | None,
 ) -> tuple[dict[str, float], float]:
     """Predict the samples of a loader; return the metrics, and the median time per sample."""
     seconds: list[float] = []
@@ -141,8 +141,8 @@ def _predict_all(
 
     def on_batch(predictions: Sequence[Any], batch: Batch) -> None:
         sizes.add(predictions, batch)
-        if answer_files is not None:
-            answer_files.add()
+        if prediction_files is not None:
+            prediction_files.add()
 
     metrics = evaluate(
         fused_copy(model.to(device).eval()),
@@ -160,7 +160,7 @@ def _predict_all(
 
 
 def _reference_criterion(
-    config: Mapping[str, Any], device: torch.device, answer_files: AnswerFiles | None
+    config: Mapping[str, Any], device: torch.device, prediction_files: PredictionFiles | None
 ) -> Criterion:
     """Return the criterion of a model that writes text, which measures the likelihood of the references. An exported
     model has none, as it can only generate.
@@ -168,7 +168,7 @@ def _reference_criterion(
     Raises:
         ConfigError: the evaluation of a killed run is to be resumed.
     """
-    if answer_files is not None and answer_files.resume:
+    if prediction_files is not None and prediction_files.resume:
         raise ConfigError(
             "--resume: the likelihood of the references is a sum over all sentences, of which only the texts are kept. "
             "Leave it out to begin anew."
@@ -187,7 +187,7 @@ def _evaluate_tiles(
     device: torch.device,
     tiling: Tiling,
     split: Split,
-    answer_files: AnswerFiles | None,
+    prediction_files: PredictionFiles | None,
     runtime: Runtime,
 ) -> Evaluation:
     """Predict every stored image in tiles, divided among the ranks.
@@ -208,9 +208,9 @@ def _evaluate_tiles(
     print_line(f"images are predicted in tiles of {tiling.size} pixels, each resized like a validation image")
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     done = set()
-    if answer_files is not None:
+    if prediction_files is not None:
         facts = {"tiles": repr(tiling), "precision": precision}
-        done = _begin_answers(answer_files, evaluator, predictor.model, weights, config, split, facts)
+        done = _begin_stored_predictions(prediction_files, evaluator, predictor.model, weights, config, split, facts)
     mine = [index for index in range(rank(), len(dataset), world_size()) if index not in done]
     progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []
     for index in mine:
@@ -219,8 +219,8 @@ def _evaluate_tiles(
         predicted = predictor.run_tiles(image, tiling)
         seconds.append(time.perf_counter() - started)
         evaluator.update([predicted], [{"image_id": dataset.image_ids[index]}])
-        if answer_files is not None:
-            answer_files.add()
+        if prediction_files is not None:
+            prediction_files.add()
         progress.step()
     evaluator.gather()
     metrics = evaluator.compute()
@@ -228,8 +228,8 @@ def _evaluate_tiles(
     return Evaluation(metrics, evaluator, predictor.report, _median(seconds), "image", thresholds)
 
 
-def _begin_answers(
-    answer_files: AnswerFiles,
+def _begin_stored_predictions(
+    prediction_files: PredictionFiles,
     evaluator: Evaluator,
     model: nn.Module,
     weights: Located,
@@ -237,10 +237,10 @@ def _begin_answers(
     split: Split,
     facts: Mapping[str, Any],
 ) -> set[int]:
-    """Read the answers of a killed evaluation; return the indices of the samples that have one.
+    """Read the predictions of a killed evaluation; return the indices of the samples that have one.
 
     Args:
-        facts: what the answers depend on besides the weights and the config.
+        facts: what the predictions depend on besides the weights and the config.
     """
     data = {key: value for key, value in config["data"].items() if key not in _LOADING}
     settings = {
@@ -251,9 +251,9 @@ def _begin_answers(
         "split": split,
         **facts,
     }
-    answered = answer_files.begin(evaluator, settings)
+    predicted = prediction_files.begin(evaluator, settings)
     sample_ids = evaluator.dataset.sample_ids()
-    done = {index for index, sample_id in enumerate(sample_ids) if sample_id in answered} if answered else set()
+    done = {index for index, sample_id in enumerate(sample_ids) if sample_id in predicted} if predicted else set()
     if done:
         print_line(f"resuming: {len(done)} of {pluralize(len(sample_ids), evaluator.dataset.noun)} are done")
     return done

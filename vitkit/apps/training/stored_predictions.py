@@ -1,4 +1,4 @@
-"""The answers of an evaluation, kept on the disk as it goes, so that it can be resumed after it was killed."""
+"""Stored predictions on the disk: an evaluation that was killed is resumed from them."""
 
 import io
 import logging
@@ -23,8 +23,8 @@ _NUMPY = {"numpy", "numpy.core.multiarray", "numpy.core.numeric", "numpy._core.m
 _NUMPY_NAMES = {"ndarray", "dtype", "_reconstruct", "_frombuffer", "scalar"}
 
 
-class AnswerFiles:
-    """A folder with a file of each rank: what the evaluation depends on, and then the answers of each batch.
+class PredictionFiles:
+    """A folder with a file of each rank: what the evaluation depends on, and then the predictions of each batch.
 
     All ranks make it and call `begin`. A folder that cannot be written is a warning: the evaluation goes on without.
 
@@ -38,27 +38,28 @@ class AnswerFiles:
         self._file: io.BufferedWriter | None = None
 
     def begin(self, evaluator: Evaluator, settings: Mapping[str, Any]) -> set[Any]:
-        """Give the evaluators of all ranks a share of the earlier answers, and return the samples that have one.
+        """Give the evaluators of all ranks a share of the earlier predictions, and return the samples that have one.
 
         Args:
-            settings: what the answers depend on, plain values.
+            settings: what the predictions depend on, plain values.
         Raises:
-            ConfigError: it is to be resumed, and an evaluator has no answers by sample, or the earlier answers depend
-                on something else.
+            ConfigError: it is to be resumed, and an evaluator stores no predictions by sample, or the earlier ones
+                depend on something else.
             DataError: a file is damaged.
         """
         self._parts = [part for part in evaluator.parts if isinstance(part, SampleEvaluator)]
         if len(self._parts) < len(evaluator.parts):
             if self.resume:
-                raise ConfigError(f"--resume: {type(evaluator).__name__} keeps no answers by sample. Leave it out.")
+                name = type(evaluator).__name__
+                raise ConfigError(f"--resume: {name} stores no predictions by sample. Leave it out.")
             return set()
-        answers = list(self._read(settings)) if self.resume else []
+        batches = list(self._read(settings)) if self.resume else []
         barrier()  # before a file is written that another rank reads
         if is_main() and not self.resume:
             self.remove()
         barrier()
         done: set[Any] = set()
-        for number, batch in enumerate(answers):
+        for number, batch in enumerate(batches):
             done |= set.intersection(*(set(part) for part in batch))
             if number % world_size() == rank():
                 for part, entries in zip(self._parts, batch):
@@ -68,7 +69,7 @@ class AnswerFiles:
         return done
 
     def add(self) -> None:
-        """Write the answers that the evaluators have got since the last call."""
+        """Write the predictions that the evaluators have stored since the last call."""
         if self._file is None:
             return
         batch = []
@@ -80,13 +81,13 @@ class AnswerFiles:
             self._write(batch)
 
     def remove(self) -> None:
-        """Remove the folder, whose answers are then in the results."""
+        """Remove the folder, whose predictions are then in the results."""
         if self._file is not None:
             self._file.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self, settings: Mapping[str, Any]) -> None:
-        path = self.folder / f"{rank()}.answers"
+        path = self.folder / f"{rank()}.stored_predictions"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             end = 0
@@ -110,26 +111,26 @@ class AnswerFiles:
 
     def _give_up(self, error: OSError) -> None:
         self._file = None
-        logger.warning("%s: answers are not kept for --resume (%s)", self.folder, error.strerror)
+        logger.warning("%s: predictions are not stored for --resume (%s)", self.folder, error.strerror)
 
     def _read(self, settings: Mapping[str, Any]) -> Iterator[list[dict[Any, Any]]]:
         """Read the batches of all files; half a last one, of a killed process, is left out."""
         modules = {cls.__module__ for part in self._parts for cls in type(part).__mro__}
-        for path in sorted(self.folder.glob("*.answers")):
+        for path in sorted(self.folder.glob("*.stored_predictions")):
             for number, (data, _) in enumerate(_frames(path)):
-                content = _read_answers(data, modules, path)
+                content = _read_predictions(data, modules, path)
                 if number:
                     yield content
                     continue
                 for key, value in settings.items():
                     if content.get(key) != value:
                         raise ConfigError(
-                            f"--resume: the answers in '{self.folder}' are of another evaluation, whose {key} differs. "
-                            "Give the same model, config and options, or leave out --resume to begin anew."
+                            f"--resume: the predictions in '{self.folder}' are of another evaluation, whose {key} "
+                            "differs. Give the same model, config and options, or leave out --resume to begin anew."
                         )
 
 
-class _AnswerReader(pickle.Unpickler):
+class _PredictionReader(pickle.Unpickler):
     """Reads plain values, arrays, and the named tuples of the evaluators' modules; nothing else is called."""
 
     def __init__(self, data: bytes, modules: set[str]):
@@ -143,12 +144,12 @@ class _AnswerReader(pickle.Unpickler):
             found = super().find_class(module, name)
             if isinstance(found, type) and issubclass(found, tuple):
                 return found
-        raise DataError(f"names {module}.{name}, which is not an answer")
+        raise DataError(f"names {module}.{name}, which is not a stored prediction")
 
 
-def _read_answers(data: bytes, modules: set[str], path: Path) -> Any:
+def _read_predictions(data: bytes, modules: set[str], path: Path) -> Any:
     try:
-        return _AnswerReader(data, modules).load()
+        return _PredictionReader(data, modules).load()
     except Exception as error:  # damaged data raise errors of many types
         raise DataError(f"--resume: '{path}' is damaged ({error}). Leave out --resume to begin anew.") from error
 
