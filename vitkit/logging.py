@@ -67,7 +67,7 @@ def print_line(line: str, *, full: str | None = None) -> None:
 
 
 class _CopiedOutput:
-    """Standard output of which complete lines, such as a hook's `print`, are copied as those of `print_line` are."""
+    """Standard output whose complete lines, such as a hook's `print`, are copied like those of `print_line`."""
 
     def __init__(self, stream: Any):
         self.stream = stream

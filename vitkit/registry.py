@@ -1,4 +1,4 @@
-"""Map names to constructors, which defines the `type` strings of configs.
+"""Maps names to constructors, which defines the `type` strings of configs.
 
 A class registers under its own name, so `git grep "class DETR("` finds what a config names. A family may add
 variants, which are names for a class with some arguments set: `BACKBONES.build("resnet50")`.
@@ -59,7 +59,7 @@ def nearest_file(path: PurePath) -> str:
 
 
 def unknown(name: str, names: Collection[str], message: str) -> str:
-    """Return an error message for what is neither a file nor one of the names.
+    """Return an error message for a text that is neither a file nor one of the names.
 
     Args:
         name: may have "configs/" before one of the names.
@@ -248,7 +248,7 @@ class Registry:
 
 
 def require_base(kind: str, cls: type, base: type) -> None:
-    """Check that a class of a user's derives from the base of its kind.
+    """Check that a user's class derives from the base of its kind.
 
     Args:
         kind: what the class is, for the error ("dataset").

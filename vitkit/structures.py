@@ -1,4 +1,4 @@
-"""The data that the parts pass to each other, field by field: features, batches, targets, predictions.
+"""Data structures that the parts pass to each other: features, batches, targets, predictions.
 
 Sizes are (height, width) in pixels. Padding masks are bool with True = padding.
 """

@@ -49,7 +49,7 @@ def test_outputs_have_the_promised_shapes_and_ranges(config):
     assert outputs["pred_logits"].shape == (2, 5, 3) and outputs["pred_boxes"].shape == (2, 5, 4)
     assert outputs["reference_points"].shape == (2, 5, 2) and len(outputs["aux_outputs"]) == 2
     assert outputs["pred_boxes"].min() >= 0 and outputs["pred_boxes"].max() <= 1
-    # The box head starts from zero, so boxes are centerd on their points.
+    # The box head starts from zero, so boxes are centered on their points.
     torch.testing.assert_close(outputs["pred_boxes"][..., :2], outputs["reference_points"], atol=1e-5, rtol=0)
 
 

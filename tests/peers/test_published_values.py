@@ -38,10 +38,10 @@ def test_pairwise_iou_of_detectron2():
 
 def test_box_formats_of_detectron2():
     """The same file: boxes of angle 0, by center and size, and their corners."""
-    centerd = torch.tensor([[50.0, 50, 30, 20], [1, 1, 2, 2], [65, 60, 30, 20]])
+    centered = torch.tensor([[50.0, 50, 30, 20], [1, 1, 2, 2], [65, 60, 30, 20]])
     corners = torch.tensor([[35.0, 40, 65, 60], [0, 0, 2, 2], [50, 50, 80, 70]])
-    assert torch.equal(cxcywh_to_xyxy(centerd), corners)
-    assert torch.equal(xyxy_to_cxcywh(corners), centerd)
+    assert torch.equal(cxcywh_to_xyxy(centered), corners)
+    assert torch.equal(xyxy_to_cxcywh(corners), centered)
 
 
 def test_boxes_around_masks_of_detectron2():

@@ -1,4 +1,4 @@
-"""What all backbones share: the choice of features, frozen stages, the name of pretrained weights."""
+"""Base of all backbones: the choice of features, frozen stages, and the source of pretrained weights."""
 
 import logging
 import math
@@ -240,8 +240,8 @@ class BackboneBase(nn.Module, Backbone):
             del self.layers[name]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return those of a classifier's entries that feature maps do not need: its head and deeper stages. A
-        classifier needs all entries."""
+        """Return the entries of a classifier that feature maps do not need: its head and deeper stages. A classifier
+        needs all entries."""
         if self.is_classifier:
             return []
         kept = self.state_dict().keys()
@@ -279,7 +279,7 @@ class BackboneBase(nn.Module, Backbone):
         return self
 
     def pretrained_source(self) -> str | None:
-        """Return where the weights are that `pretrained` specifies, or None for random ones; see
+        """Return the source of the weights that `pretrained` specifies, or None for random ones; see
         `vitkit.weights.load_pretrained`.
 
         Raises:

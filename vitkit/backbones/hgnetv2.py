@@ -1,4 +1,4 @@
-"""The smallest HGNetV2 of DEIMv2 (Huang et al. 2025, https://arxiv.org/abs/2509.20787), as networks of timm."""
+"""DEIMv2's smallest HGNetV2 networks (Huang et al. 2025, https://arxiv.org/abs/2509.20787), registered in timm."""
 
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class SmallHGNetV2(TimmBackbone):
             raise ConfigError(f"size={size!r}: unknown. {nearest(size, _THIRD_STAGES)}")
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename timm's keys, and drop what B0's third stage has in another shape or has besides."""
+        """Rename timm's keys, and drop weights of B0's third stage that have another shape or no counterpart."""
         super().adapt_state(state, prefix)
         expected, third = self.state_dict(), f"{prefix}net.stages_2."
         for name in [key.removeprefix(prefix) for key in state if key.startswith((third, f"{prefix}stages.2."))]:

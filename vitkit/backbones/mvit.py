@@ -55,7 +55,7 @@ FRAME_STRIDE = 2
 
 
 class PoolingOptions(TypedDict, total=False):
-    """How queries, keys and values are pooled."""
+    """Options for pooling queries, keys and values."""
 
     kind: Literal["conv", "max", "avg"]
     """Default "conv"."""
@@ -66,7 +66,7 @@ class PoolingOptions(TypedDict, total=False):
 
 
 class BlockShape(NamedTuple):
-    """What differs between blocks."""
+    """Stage, channels, heads, strides and sizes of a block."""
 
     stage: int
     in_channels: int

@@ -129,7 +129,7 @@ class SpatialAdapter(BackboneBase):
         self.freeze()
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """Return those of the transformer: the embeddings, then each block."""
+        """Return the transformer's stages: the embeddings, then each block."""
         return self.vit.stages()
 
     @property
@@ -182,7 +182,7 @@ class SpatialAdapter(BackboneBase):
         return maps
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Take weights of the transformer alone for its part."""
+        """Accept weights of the transformer only, for its part."""
         super().adapt_state(state, prefix)
         names = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
         if not any(name.startswith(("vit.", "detail.", "projections.")) for name in names):
@@ -190,8 +190,8 @@ class SpatialAdapter(BackboneBase):
                 state[f"{prefix}vit.{name}"] = state.pop(f"{prefix}{name}")
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return those of the transformer's entries that the maps do not need: a classifier's head, later blocks, and
-        the norm if the adapter has none."""
+        """Return the transformer's entries that the maps do not need: a classifier's head, later blocks, and the
+        norm if the adapter has none."""
         if self.is_classifier:
             return []
         kept = self.vit.state_dict().keys()

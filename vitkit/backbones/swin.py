@@ -345,7 +345,7 @@ class Swin(BackboneBase):
 
 
 def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
-    """Pad the tables of smaller windows, centerd, to the size for a full window.
+    """Pad the tables of smaller windows, centered, to the size for a full window.
 
     Official classifiers have such tables in stages whose maps, at the trained image size, are smaller than a window.
     """

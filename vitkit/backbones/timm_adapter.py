@@ -247,7 +247,7 @@ class TimmBackbone(BackboneBase):
             state[prefix + key] = _resample(key, value, expected[key]) if key in expected else value
 
     def block_names(self) -> list[str]:
-        """Return the names of those of timm's blocks that are kept, in order."""
+        """Return the names of timm's blocks that are kept, in order."""
         parameters = [name for name, _ in self.named_parameters()]
         blocks = []
         for names in self._groups(coarse=False)[1:]:  # after the stem
@@ -278,7 +278,7 @@ class TimmBackbone(BackboneBase):
         return [names for _, names in sorted(group_parameters(full, full.group_matcher(coarse=coarse)).items())]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return those of timm's entries that feature maps do not need, by timm's names or those here."""
+        """Return timm's entries that feature maps do not need, by timm's names or those here."""
         if self.is_classifier or not names:
             return []
         with torch.device("meta"):

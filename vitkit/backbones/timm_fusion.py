@@ -68,7 +68,7 @@ def _fuse(owner: nn.Module, conv: str, norm: str, act: str) -> None:
 
 
 def _activation(module: nn.Module) -> Activation:
-    """Return the activation of a module; None if it is another one, or if something watches it."""
+    """Return the activation of a module; None if it is not supported, or if something watches the module."""
     if is_watched(module):
         return None
     if isinstance(module, nn.ReLU6):

@@ -118,7 +118,7 @@ class BlockOptions(TypedDict, total=False):
 
 
 class ClassifierOptions(TypedDict, total=False):
-    """What a classifier reads and how; ignored without `num_classes`."""
+    """Options of a classifier: pooling, hidden layer and initial weights; ignored without `num_classes`."""
 
     pooling: Literal["token", "mean", "mean_norm"]
     """"token" (the default): the class token; "mean": the mean of the normalized patches (Beyer et al. 2022,

@@ -104,7 +104,7 @@ class WindowedViT(ViT):
 
     @property
     def has_class_token(self) -> bool:
-        """Whether there is only one; each window has its own."""
+        """Whether there is a single class token; each window has its own."""
         return self.num_windows == 1
 
     def global_attention(self) -> list[nn.Module]:

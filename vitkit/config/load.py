@@ -1,4 +1,4 @@
-"""Configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
+"""Loads configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
 
 import ast
 import hashlib

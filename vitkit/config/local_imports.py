@@ -93,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def _origin_elsewhere(self, name: str) -> str | None:
-        """Return what the other finders find under a name outside of the folder."""
+        """Return the origin of a module that the other finders find outside of the folder."""
         for finder in sys.meta_path:
             spec = None if isinstance(finder, _Finder) else finder.find_spec(name, None)
             if spec is not None and spec.origin and not self.is_inside(spec.origin):

@@ -22,7 +22,7 @@ _WITH_ARGUMENTS = re.compile(r"(?P<family>[^:=]*[^:=/\\]):(?P<arguments>[A-Za-z_
 
 
 class ConfigSource(NamedTuple):
-    """Where a config comes from."""
+    """The file and the arguments that give a config."""
 
     name: str
     """Names the run's folder: "detr_r50", "dfine_s_coco", "mask2former_swin_tiny_ade20k"."""

@@ -148,7 +148,7 @@ class _Literals(ast.NodeTransformer):
 
 
 def _literal(raw: str) -> Any:
-    """Return the value that a text stands for; the text itself if it is no literal.
+    """Return the value that a text stands for; the text itself if it is not a literal.
 
     Raises:
         ConfigError: it is nested too deeply for Python's parser.

@@ -21,7 +21,7 @@ _MOST_BITS = 63
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """What values a config key accepts."""
+    """The values that a config key accepts."""
 
     annotation: Any = Any
     default: Any = MISSING

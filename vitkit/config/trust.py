@@ -1,4 +1,4 @@
-"""Decides which code files of others may run: what the user has run or trusted before, identified by its content."""
+"""Decides which code may run: files that the user has run or trusted before, identified by their content."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What evaluators have in common: one answer per sample, gathered from all ranks."""
+"""Base of evaluators that store a prediction per sample, gathered from all ranks."""
 
 import logging
 import reprlib
@@ -22,11 +22,11 @@ logger = logging.getLogger("vitkit")
 
 
 class SampleEvaluator(Evaluator):
-    """Base of evaluators that store what the metrics need of each sample, and compute them from all samples at the end.
+    """Base of evaluators that store what the metrics need of each sample, and compute the metrics at the end.
 
-    `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some samples to fill the
-    last batch. `_compute` and `_table_lines` see the answers of all ranks. The metrics are those of `statistics` if a
-    subclass has no other `_compute`.
+    `update` stores a prediction for each sample that is not in `stored_predictions` yet: samplers repeat some samples
+    to fill the last batch. `_compute` and `_table_lines` see the predictions of all ranks. The metrics are those of
+    `statistics` if a subclass has no other `_compute`.
 
     Args:
         dataset: the evaluated dataset.
@@ -36,7 +36,7 @@ class SampleEvaluator(Evaluator):
         require_parts(self, dataset)
         self.dataset = dataset
         self.stored_predictions: dict[Any, Any] = {}
-        """Answer of each sample, by image id or by a sentence's index."""
+        """What the metrics need of each sample, by image id or by a sentence's index."""
         self.metrics: dict[str, float] = {}
         """Results of the last `compute()`; empty on other ranks."""
         self._by_class: dict[str, dict[str, float]] = {}
@@ -46,7 +46,7 @@ class SampleEvaluator(Evaluator):
     def _table_lines(self) -> list[str]: ...
 
     def gather(self) -> None:
-        """Move the answers of all ranks to the main process, sorted; a sample that several ranks saw is kept once."""
+        """Move the predictions of all ranks to the main process, sorted; samples of several ranks are kept once."""
         merged = gather_dicts(self.stored_predictions)
         if is_main():
             self.stored_predictions = {key: merged[key] for key in sorted(merged)}

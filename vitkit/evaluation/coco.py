@@ -122,7 +122,7 @@ class CocoEvaluator(SampleEvaluator):
         """Precision and recall of the last `compute()`, by IoU type."""
 
     def check_dataset(self) -> None:
-        """Check the content of `ground_truth()`; raises a DataError that names what is wrong with it."""
+        """Check the content of `ground_truth()`; raise a DataError that names what is wrong with it."""
         name, truth = f"dataset {type(self.dataset).__name__}: ground_truth()", self.dataset.ground_truth()
         for part, fields in self.truth_fields.items():
             entries = truth.get(part) if isinstance(truth, dict) else None

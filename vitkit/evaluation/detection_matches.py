@@ -1,4 +1,4 @@
-"""Which predictions are correct, and COCO's precision and recall of them (Lin et al. 2014,
+"""Matches of predictions with objects, and COCO's precision and recall (Lin et al. 2014,
 https://arxiv.org/abs/1405.0312).
 
 Images are matched one by one, on any rank; precision and recall are accumulated from the matches of all images, which

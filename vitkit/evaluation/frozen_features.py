@@ -1,4 +1,4 @@
-"""What evaluators of frozen features share, and what can be said of features without labels."""
+"""Base of evaluators of frozen features, and statistics of features without labels."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
-"""How well what a text names is located: recall of phrases (Plummer et al. 2015, https://arxiv.org/abs/1505.04870) and
-accuracy of expressions (Yu et al. 2016, https://arxiv.org/abs/1608.00272)."""
+"""Phrase localization: recall of phrases (Plummer et al. 2015, https://arxiv.org/abs/1505.04870) and accuracy of
+expressions (Yu et al. 2016, https://arxiv.org/abs/1608.00272)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from vitkit.text.prompt_tokens import phrase_tokens
 
 @EVALUATORS.register
 class GroundingEvaluator(SampleEvaluator):
-    """R1, R5 and R10: of how many phrases a box with IoU 0.5 is among the best so many.
+    """R1, R5 and R10: the fraction of phrases that have a box with IoU 0.5 among the best 1, 5 and 10.
 
     The score of a box is the mean probability of the tokens of the phrase; where the whole caption is the expression
     (RefCOCO), the highest of any of its tokens, and R1 is the accuracy. Of several boxes that a phrase names, any may
@@ -97,7 +97,7 @@ class GroundingEvaluator(SampleEvaluator):
         return int(fits[0]) if len(fits) else self.ranks[-1]
 
     def _compute(self) -> dict[str, float]:
-        """Return the fraction of phrases that are found at each number of boxes; images without an answer lack all."""
+        """Return the fraction of phrases found at each number of boxes; without a prediction, an image has none."""
         total = [len(np.unique(self.dataset.located(index).regions)) for index in self._index_of.values()]
         found = np.array([rank for ranks in self.stored_predictions.values() for rank in ranks], np.int64)
         self.num_phrases = sum(total)

@@ -1,4 +1,4 @@
-"""Predicted maps: as PNG kept compressed in memory, written to a folder and read back; and the pixels near edges."""
+"""Predicted maps as PNG files, compressed in memory or in a folder; and the pixels near edges."""
 
 from collections.abc import Sequence
 from pathlib import Path

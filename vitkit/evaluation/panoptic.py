@@ -33,7 +33,7 @@ _OFFSET = 1 << 24
 
 
 class _StoredSegments(NamedTuple):
-    """The data of one image that the metrics and the results need."""
+    """The matches and the predicted segments of one image."""
 
     matches: np.ndarray
     """(C, 4) float64, see `match_segments`."""

@@ -44,7 +44,7 @@ class _Counts(NamedTuple):
 
 
 class _StoredMap(NamedTuple):
-    """The data of one image that the metrics and the results need."""
+    """The counts and the predicted map of one image."""
 
     counts: _Counts
     png: bytes

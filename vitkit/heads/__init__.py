@@ -1,1 +1,1 @@
-"""Heads, which predict from features: a file per paper."""
+"""Heads, which predict from features; one file per paper."""

@@ -1,5 +1,5 @@
-"""DEIMv2 (Huang et al. 2025, https://arxiv.org/abs/2509.20787): a lighter decoder whose edges of boxes are
-distributions."""
+"""DEIMv2 (Huang et al. 2025, https://arxiv.org/abs/2509.20787): a lighter decoder that predicts the edges of
+boxes as distributions."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""DETR (Carion et al. 2020, https://arxiv.org/abs/2005.12872): a transformer over one map, and queries for objects."""
+"""DETR (Carion et al. 2020, https://arxiv.org/abs/2005.12872): a transformer over one map, with object queries."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -169,7 +169,7 @@ def map_projection(in_channels: int, d_model: int) -> nn.Module:
 
 
 class DecodedLayer(NamedTuple):
-    """What a decoder layer returns for its L queries."""
+    """The output of a decoder layer for its L queries."""
 
     states: Tensor
     """(B, L, d_model)."""

@@ -1,4 +1,5 @@
-"""DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605): boxes are selected, contents learned, refined jointly."""
+"""DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605): mixed query selection, contrastive denoising,
+look forward twice."""
 
 from collections.abc import Mapping
 from functools import partial

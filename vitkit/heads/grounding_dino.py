@@ -169,7 +169,7 @@ class GroundingDINOHead(QueryHead):
 
 
 class TokenClassifier(nn.Module):
-    """The product of queries and tokens, in place of a class head."""
+    """Dot products of queries and tokens, in place of a class head."""
 
     def __init__(self, d_model: int, *, scale: bool, bias: bool):
         super().__init__()
@@ -283,7 +283,7 @@ class FusionLayer(nn.Module):
 
 
 class BidirectionalAttention(nn.Module):
-    """Attention from image to text and from text to image, whose scores are the same products.
+    """Attention from image to text and from text to image, which share their scores.
 
     A recorder gets two entries for each call: the weights of the image's locations over the tokens, (B, heads, S, T),
     then those of the tokens over the locations, (B, heads, T, S).
@@ -326,7 +326,7 @@ class BidirectionalAttention(nn.Module):
 
 
 class TextDecoderLayer(DeformableDecoderLayer):
-    """A layer of the decoder with attention to the text between its self-attention and that to the image."""
+    """Decoder layer with attention to the text between its self-attention and its attention to the image."""
 
     def __init__(self, d_model: int, num_levels: int, *, num_heads: int, num_points: int, d_ffn: int, dropout: float):
         super().__init__(d_model, num_levels, num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)

@@ -16,7 +16,7 @@ MASK_STRIDE = 4
 
 
 class MaskHead(nn.Module):
-    """Products of the queries' states with the enlarged map, which a convolution block changes for each decoder layer.
+    """Multiplies the queries' states with an upsampled map, which a convolution block updates for each decoder layer.
 
     Args:
         feature_info: description of the only map.

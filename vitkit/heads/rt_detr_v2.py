@@ -1,4 +1,4 @@
-"""RT-DETRv2 (Lv et al. 2024, https://arxiv.org/abs/2407.17140): RT-DETR with another sampling of the maps."""
+"""RT-DETRv2 (Lv et al. 2024, https://arxiv.org/abs/2407.17140): RT-DETR with another way of sampling the maps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -41,7 +41,7 @@ _ATTENTIONS = {"bilinear": MultiScaleDeformableAttention, "discrete": DiscreteDe
 
 @HEADS.register
 class RTDETRv2Head(RTDETRHead):
-    """RT-DETR's decoder with a number of sampled points per level, and a choice of how they are sampled.
+    """RT-DETR's decoder with a number of sampling points per level, and bilinear or discrete sampling.
 
     Args:
         num_points: locations per head and level; a list: of each level.

@@ -57,7 +57,7 @@ class FileIssue(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What values a field of an entry may have."""
+    """The values that a field of an entry may have."""
 
     is_right: Callable[[Any], bool]
     expected: str
@@ -274,7 +274,7 @@ class AnnotationChecks:
 
 
 class IssueCounts:
-    """Issues that are found some at a time: the first of each field, and their number.
+    """Issues that are found in several steps: the first of each field, and their number.
 
     Args:
         fields: the fields in the order of the messages.

@@ -1,4 +1,4 @@
-"""Lists the files of a folder that are data: which endings are images, and what is debris.
+"""Lists the data files of a folder, without debris, and knows which endings are images.
 
 Every reader of a folder asks here, so that what one reads another does not leave out.
 """
@@ -144,7 +144,7 @@ def find_paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
 
 
 def log_unread(folder: Path, others: Iterable[Path], images: Iterable[Path]) -> None:
-    """Log what of a folder is not read: files of other endings, and all but the first page or frame of images."""
+    """Log what is not read in a folder: files of other endings, and all but the first page or frame of images."""
     if counts := count_endings(others):
         logger.warning("'%s': left out files that are not read as images: %s", folder, counts)
     candidates = [path for path in images if path.suffix.lower() in _WITH_FRAMES and path.exists()][:_MAX_OPENED]

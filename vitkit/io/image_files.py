@@ -90,7 +90,7 @@ class ImageHeader(NamedTuple):
 
 
 class ImageStore:
-    """Where the images of a folder are: on the disk, and in the pack that the folder stands for or is in, if it does.
+    """The images of a folder: on the disk, and in the pack that the folder stands for or is in, if any.
 
     Functions that take paths, such as `read_image`, find images of either.
     """

@@ -32,7 +32,7 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
 
 @contextmanager
 def explain_errors(path: Path, key: str = "annotations", remedy: str | None = None) -> Iterator[None]:
-    """Turn the errors of reading and parsing a file into DataErrors; the arguments are those of `read_json`."""
+    """Convert errors of reading and parsing a file to DataErrors; the arguments are those of `read_json`."""
     remedy = (
         remedy or f"Download the dataset (see vitkit/data/README.md), or correct data.root or `{key}` of this dataset."
     )

@@ -58,7 +58,7 @@ def _read_parts(text: "_Text", part: str, take: Callable[[list[Any]], None]) -> 
 
 
 class _Text:
-    """The text of a file, of which only the part that is being parsed is held.
+    """The text of a file, of which only the part that is being parsed is in memory.
 
     Values are parsed by Python's own scanner, which also words the errors between them: it is given the text from there
     on, after a beginning in which the same is expected.
@@ -191,7 +191,7 @@ class _Text:
         raise error
 
     def is_decodable(self) -> bool:
-        """Whether the rest of the file is text, which is lost."""
+        """Whether the rest of the file is text; it is skipped."""
         try:
             while self._read_on():
                 self._position = len(self._text)

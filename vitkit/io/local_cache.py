@@ -1,4 +1,4 @@
-"""The folder of what is stored on a machine for all its processes, and its locks."""
+"""The cache folder that all processes of a machine share, and its locks."""
 
 import logging
 import os

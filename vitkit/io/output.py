@@ -1,4 +1,4 @@
-"""Files that a dataset is written to: all below one folder, complete or not there at all."""
+"""Writes a dataset's files: all below one folder, each complete or absent."""
 
 import itertools
 from collections.abc import Iterator

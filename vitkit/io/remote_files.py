@@ -95,7 +95,7 @@ def _file_system(url: str) -> tuple["AbstractFileSystem", str]:
 
 
 def _state(system: "AbstractFileSystem", path: str) -> str:
-    """Return what is known of a remote file, for an error: its size, and when it was changed."""
+    """Return the size and the time of change of a remote file, for an error message."""
     from fsspec.asyn import sync
 
     try:

@@ -1,4 +1,4 @@
-"""What is made of an annotation file piece by piece: in memory or, if it is large, in a temporary file."""
+"""Data that are built from an annotation file piece by piece, in memory or, if large, in a temporary file."""
 
 import marshal
 import os

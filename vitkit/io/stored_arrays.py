@@ -34,7 +34,7 @@ _INDEX, _LOCK = "index.json", "lock"
 def load_or_build_arrays(
     file: Path, settings: Mapping[str, Any], build: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what `build` makes of a file: stored earlier, by any process, or now.
+    """Return the arrays and values that `build` makes of a file, or those that a process stored earlier.
 
     Args:
         file: the file, which is recognized by its checksum; its size and times tell whether that is needed.
@@ -68,7 +68,7 @@ def load_or_build_arrays(
 
 
 def _find(folder: Path, file: Path) -> dict[str, Any] | None:
-    """Return what is stored; None if there is nothing, it is damaged, or of another version of the file."""
+    """Return the stored arrays and values; None if they are missing, damaged, or of another version of the file."""
     try:
         index = json.loads((folder / _INDEX).read_bytes())
         if index["state"] != _state(file):  # also of a file that was only moved or touched
@@ -92,7 +92,7 @@ def _map(path: Path, dtype: str, shape: list[int]) -> np.ndarray:
 
 
 def _store(folder: Path, file: Path, state: list[int], built: dict[str, Any]) -> dict[str, Any]:
-    """Write what was built of a file that had this state, and return it as it is read."""
+    """Write the arrays and values that were built from a file in this state, and return them as they are read."""
     checksum = _checksum(file)
     if _state(file) != state:  # It was replaced in between: what is stored would pass for the new file's.
         return built
@@ -124,7 +124,7 @@ def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
 
 
 def _state(file: Path) -> list[int]:
-    """Return what changes when a file is written, without reading it."""
+    """Return the properties of a file that change when it is written, without reading it."""
     stat = file.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 

@@ -16,7 +16,7 @@ from vitkit.registry import CRITERIA, nearest
 
 
 class DistillationOptions(TypedDict, total=False):
-    """How a student learns from its teacher's logits; see `distillation_loss`."""
+    """Options for learning from a teacher's logits; see `distillation_loss`."""
 
     kind: Literal["hard", "soft"]
     """"hard" (the default): the cross entropy with the teacher's most probable class; "soft": the divergence from its
@@ -113,7 +113,7 @@ class ClassificationLoss(Criterion):
                 # All ranks train on batches of equal size, so the mean of their gradients is that of the joined batch.
                 loss = F.cross_entropy(logits, class_targets, label_smoothing=smoothing)
             else:
-                loss = self._weighted_loss(logits, class_targets, smoothing)
+                loss = self._compute_weighted_loss(logits, class_targets, smoothing)
             losses = {"cross_entropy": loss}
             if self.distillation is not None and self.training:
                 share, options = self.distillation
@@ -134,7 +134,7 @@ class ClassificationLoss(Criterion):
         mixed = "class_weights" in targets[0]
         return sum(float(t["class_weights"].cpu() @ weights if mixed else weights[t["label"]]) for t in targets)
 
-    def _weighted_loss(self, logits: Tensor, class_targets: Tensor, smoothing: float) -> Tensor:
+    def _compute_weighted_loss(self, logits: Tensor, class_targets: Tensor, smoothing: float) -> Tensor:
         """Return the cross entropy divided by the sum of the weights of the true classes, averaged over ranks."""
         weights = self.class_weights
         if len(weights) != logits.shape[-1]:
@@ -170,7 +170,7 @@ _DISTILLATION_MISSING = (
 
 
 def _check_distillation(options: DistillationOptions) -> tuple[float, dict[str, Any]]:
-    """Return the share of the distillation, and the other options, which `distillation_loss` takes."""
+    """Check a distillation's options; return its share of the loss, and the others, which `distillation_loss` takes."""
     choices = {"kind": ("hard", "soft"), "divide_by": ("images", "elements")}
     for name, value in options.items():
         if name not in DistillationOptions.__annotations__:

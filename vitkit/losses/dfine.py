@@ -253,7 +253,7 @@ def union_of_matches(layers: Matches, num_queries: int, counts: Sequence[int]) -
 
 
 def _check_fields(outputs: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the outputs have what a D-FINE head predicts."""
+    """Raise ConfigError unless the outputs have the fields that a D-FINE head predicts."""
     missing = [name for name in DFINECriterion.needs_outputs if name not in outputs]
     if missing:
         raise ConfigError(
@@ -263,7 +263,7 @@ def _check_fields(outputs: Mapping[str, Any]) -> None:
 
 
 def _check_sets(all_sets: Sequence[SetLayers], *, num_bins: int) -> None:
-    """Raise ConfigError unless the distributions have as many bins, and the sets are those of a D-FINE model."""
+    """Raise ConfigError unless the distributions have `num_bins` bins, and the sets are those of a D-FINE model."""
     main = all_sets[0]
     num_queries = main.layers[0]["pred_logits"].shape[1]
     for sets in all_sets:

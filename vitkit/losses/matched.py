@@ -1,4 +1,4 @@
-"""What set prediction losses share: sets of queries, their matches with targets, the class term, normalizers."""
+"""Shared parts of set prediction losses: sets of queries, their matches with targets, the class term, normalizers."""
 
 import itertools
 import logging

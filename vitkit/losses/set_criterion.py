@@ -155,7 +155,7 @@ class SetCriterion(MatchedCriterion):
         return {"labels": class_losses, **terms}
 
     def _exclude_uncounted_classes(self, matched: MatchedLayers, sets: SetLayers) -> Tensor:
-        """Return the logits, of which those of classes that do not count in this step are such that their loss is 0."""
+        """Return the logits, replaced by a value whose loss is 0 for classes that do not count in this step."""
         logits = matched.logits
         if self.federated_classes is None or not self.training or sets.class_agnostic:
             return logits

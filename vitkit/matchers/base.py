@@ -1,4 +1,4 @@
-"""What all matchers have."""
+"""Base of all matchers."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""DEIMv2's hybrid encoder (Huang et al. 2025, https://arxiv.org/abs/2509.20787): maps are added where they meet."""
+"""DEIMv2's hybrid encoder (Huang et al. 2025, https://arxiv.org/abs/2509.20787), which fuses maps by adding them."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args

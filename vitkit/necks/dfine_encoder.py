@@ -25,8 +25,8 @@ class _Stage(nn.Module):
 
 
 class SCDown(nn.Module):
-    """Halves a map by channels and space apart (Wang et al. 2024, section 3.2, https://arxiv.org/abs/2405.14458): a 1x1
-    convolution, then a 3x3 convolution of each channel; without activations."""
+    """Halves a map in separate steps for channels and space (Wang et al. 2024, section 3.2,
+    https://arxiv.org/abs/2405.14458): a 1x1 convolution, then a 3x3 convolution per channel, without activations."""
 
     def __init__(self, channels: int):
         super().__init__()

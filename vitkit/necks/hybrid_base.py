@@ -1,4 +1,4 @@
-"""What hybrid encoders share: self-attention on the coarsest map, and the walk that fuses all maps."""
+"""Base of hybrid encoders: self-attention on the coarsest map, and the fusion of all maps, top-down and bottom-up."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -76,7 +76,7 @@ class HybridEncoderBase(nn.Module):
     def build_fusion(
         self, lateral: Callable[[], nn.Module], fuse: Callable[[], nn.Module], downsample: Callable[[], nn.Module]
     ) -> None:
-        """Build the convolutions of the walk.
+        """Build the convolutions of the top-down and bottom-up paths.
 
         Args:
             lateral: returns the layer that a map passes before it is upsampled, (B, C, H, W) -> the same, C being

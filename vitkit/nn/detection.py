@@ -1,4 +1,4 @@
-"""What detection heads share: layers that predict classes and boxes, and boxes relative to references."""
+"""Shared parts of detection heads: layers that predict classes and boxes, and boxes relative to references."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Convolutions prepared for inference: the norm after them is part of their weights, the activation of their kernel.
+"""Convolutions prepared for inference, with the norm merged into their weights and the activation into their kernel.
 
 `Model.fuse` asks every module that `Fuses` for what takes its place; the functions here make that.
 """

@@ -41,7 +41,7 @@ class LoRAOptions(TypedDict, total=False):
 
 
 class LoRA:
-    """Which layers of a model get a low-rank update, and what else is trained; all other weights are frozen.
+    """Low-rank updates of a model's layers; all other weights are frozen, except those that are trained in full.
 
     Patterns are those of file names, for dotted names: "backbone.*qkv" is every layer in the backbone whose name ends
     in "qkv". "|" separates alternatives; one that is a mere name replaces the last name of the alternative before it:
@@ -88,7 +88,7 @@ class LoRA:
         self.alpha = float(rank if alpha is None else alpha)
 
     def add_to(self, model: nn.Module) -> list[str]:
-        """Freeze a model, but for what is trained in full, and add pairs to its layers; return these layers' names.
+        """Freeze a model except for what is trained in full, and add pairs to its layers; return these layers' names.
 
         B starts at zero, so the outputs stay the same. Batch norms that are not trained keep their statistics.
 
@@ -172,7 +172,7 @@ class _Updated(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight with the update, for whoever multiplies by it without calling the layer."""
+        """The weight with the update, for code that multiplies by it without calling the layer."""
         return self.frozen_weight + self.update.view_as(self.frozen_weight)
 
     @property
@@ -304,6 +304,6 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _parents(name: str) -> list[str]:
-    """Return the dotted names of the modules that something is in."""
+    """Return the dotted names of the modules that contain a module or parameter."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]

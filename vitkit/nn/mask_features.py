@@ -1,4 +1,4 @@
-"""The map that queries' masks are products with."""
+"""The feature map that query embeddings are multiplied with to give masks."""
 
 from collections.abc import Mapping
 

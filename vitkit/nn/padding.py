@@ -23,9 +23,9 @@ def group_norm(x: Tensor, padding_mask: Tensor | None, norm: nn.GroupNorm) -> Te
     groups = x.float().unflatten(1, (norm.num_groups, -1))
     count = (~padding).sum((2, 3, 4), keepdim=True).clamp(min=1) * groups.shape[2]
     mean = groups.masked_fill(padding, 0).sum((2, 3, 4), keepdim=True) / count
-    centerd = (groups - mean).masked_fill(padding, 0)
-    variance = centerd.square().sum((2, 3, 4), keepdim=True) / count
-    normalized = (centerd * (variance + norm.eps).rsqrt()).flatten(1, 2)
+    centered = (groups - mean).masked_fill(padding, 0)
+    variance = centered.square().sum((2, 3, 4), keepdim=True) / count
+    normalized = (centered * (variance + norm.eps).rsqrt()).flatten(1, 2)
     return (normalized * norm.weight.view(-1, 1, 1) + norm.bias.view(-1, 1, 1)).to(x.dtype)
 
 

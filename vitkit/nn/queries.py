@@ -1,4 +1,4 @@
-"""The queries of a decoder, and the one place where a head adds others to them in training.
+"""The queries of a decoder, and the training queries that a head adds to them.
 
 A decoder's rows are those of each set of training queries, in the order of the config, and then the head's own queries.
 A mask in the self-attention separates them: leaving the sets out does not change what the head predicts.
@@ -37,7 +37,7 @@ class Queries(NamedTuple):
 
 
 class QueryHead(nn.Module, ABC):
-    """Base of heads with queries: what sets of training queries need to know of a head.
+    """Base of heads with queries, which sets of training queries can be added to.
 
     It is built with `feature_info`, `num_classes` and `num_queries`, which the model sets. Its constructor sets
     `d_model`, `num_queries` and, if queries are made from learned vectors, `learned_channels`; its class sets

@@ -1,4 +1,4 @@
-"""The choice of queries, or of their boxes, from the locations of the image."""
+"""Selection of queries, or of their boxes, from the locations of the image."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Convolutions with batch norms, and blocks of branches that can be merged into one convolution after the training.
+"""Convolutions with batch norms, and blocks whose branches can be merged into one convolution after training.
 
 Modules take a padding mask, (B, H, W) bool of any size, True = padding, which then counts as zero; None: padding is
 treated like the image.

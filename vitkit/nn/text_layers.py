@@ -1,4 +1,4 @@
-"""Layers that models of text share: embeddings of tokens, their positions, and initial weights."""
+"""Shared layers of text models: token embeddings, position encodings, and initial weights."""
 
 from typing import Literal
 

@@ -73,7 +73,7 @@ def duplicates(boxes_xyxy: Tensor, labels: Tensor, *, iou: float) -> Tensor:
 
 
 def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
-    """Return the finite logits of numbers in 0..1, of which x and 1 - x are at least `eps`."""
+    """Return the logits of numbers in 0..1, finite because x and 1 - x are clamped to at least `eps`."""
     x = x.clamp(0, 1)
     return (x.clamp(min=eps) / (1 - x).clamp(min=eps)).log()
 

@@ -1,4 +1,4 @@
-"""From class logits and boxes of queries to detections: selection, suppression of duplicates, scaling to pixels."""
+"""Converts class logits and boxes of queries to detections: selection, suppression of duplicates, scaling to pixels."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -74,7 +74,7 @@ def suppress_duplicates(detections: BatchDetections, iou: float | None) -> Batch
 
 
 def join_detections(parts: Iterable[BatchDetections]) -> BatchDetections:
-    """Return the detections of several parts together, best first."""
+    """Concatenate the detections of several parts, best first."""
     scores, labels, boxes_xyxy, queries = (torch.cat(fields, dim=1) for fields in zip(*parts))
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     return BatchDetections(scores, labels.gather(1, order), _gather_boxes(boxes_xyxy, order), queries.gather(1, order))

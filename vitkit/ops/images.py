@@ -143,7 +143,7 @@ def resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def padding_to_multiple(length: int, multiple: int) -> int:
-    """Return how much padding makes a length a multiple.
+    """Return the padding that extends a length to a multiple.
 
     `-length % multiple` is the same, but torch.compile cannot compute with it if the length is free.
     """

@@ -1,4 +1,4 @@
-"""Label maps and panoptic maps: counts and replaces their values, and converts segment ids to and from colors.
+"""Counts and replaces values of label maps and panoptic maps, and converts segment ids to and from colors.
 
 Adjacent pixels are mostly equal, so counting and replacing work on runs of equal values, which is several times faster
 than sorting pixels.

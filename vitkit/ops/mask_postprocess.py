@@ -16,7 +16,7 @@ CHUNK_VALUES = 1 << 25
 
 
 class PanopticRules(NamedTuple):
-    """Which queries become segments of a panoptic map, and which pixels they get."""
+    """Rules for which queries become segments of a panoptic map, and which pixels they get."""
 
     object_threshold: float = 0.8
     """Class probability that a query has to exceed."""

@@ -1,1 +1,1 @@
-"""Sequence to sequence: models that write text, the decoding methods that they share, and vocabularies."""
+"""Sequence-to-sequence models, which write text, and the decoding methods that they share."""

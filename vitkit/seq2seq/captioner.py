@@ -1,4 +1,4 @@
-"""Functionality of captioners: an image's feature map from any backbone, or from a feature file."""
+"""Base of captioners, which read an image's feature map from any backbone or from a feature file."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

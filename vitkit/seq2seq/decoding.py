@@ -71,7 +71,7 @@ class Decodable(Protocol):
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How text is decoded.
+    """Settings of text decoding.
 
     Raises:
         ConfigError: a value is invalid.

@@ -1,4 +1,4 @@
-"""The layers of a Transformer that write text token by token, and the cache that spares them earlier tokens.
+"""Transformer layers that write text token by token, with a cache of the keys and values of earlier tokens.
 
 In training they are those of `vitkit.nn.transformer`. Each step then only computes the new tokens, which attend to the
 cached keys and values of the earlier ones, and to a memory that is projected once.

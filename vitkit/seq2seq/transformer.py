@@ -1,4 +1,4 @@
-"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), and the decoder that all share.
+"""The Transformer for text (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), with the decoder of captioners.
 
 Besides the arguments of `vitkit.nn.transformer`, text transformers take
     positions: the position encoding: "sine" (as originally published), "fairseq" (see `fairseq_positions_1d`) or

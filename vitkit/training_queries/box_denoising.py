@@ -131,7 +131,7 @@ class BoxDenoising(nn.Module):
         return [query_set]
 
     def make_label_embed(self, d_model: int) -> nn.Module:
-        """Return the layer that contents are made by."""
+        """Create the layer that computes the queries' contents."""
         # The original's weights also have the row after the classes; no query uses it.
         return nn.Embedding(self.num_classes + 1, d_model)
 

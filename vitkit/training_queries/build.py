@@ -1,4 +1,4 @@
-"""Building the training queries that a config lists."""
+"""Builds the training queries that a config lists."""
 
 from collections.abc import Sequence
 

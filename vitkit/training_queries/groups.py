@@ -1,4 +1,4 @@
-"""More queries like the head's own, by which each target is matched several times in training."""
+"""Additional queries of the head's kind, with which each target is matched several times in training."""
 
 from collections.abc import Sequence
 

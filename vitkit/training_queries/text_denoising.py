@@ -14,7 +14,7 @@ from vitkit.training_queries.box_denoising import BoxDenoising, Noise
 
 @TRAINING_QUERIES.register
 class TextDenoising(BoxDenoising):
-    """Contrastive denoising whose queries start from what their class's phrase means.
+    """Contrastive denoising whose queries start from the encoded phrase of their class.
 
     Their content is a projection of the phrase's encoded text, the target's `phrase_features`, and a noised label is
     another phrase of the same prompt. In MM-Grounding-DINO, which `BoxDenoising` reproduces, it is a learned vector for
@@ -24,7 +24,7 @@ class TextDenoising(BoxDenoising):
     """
 
     def make_label_embed(self, d_model: int) -> nn.Module:
-        """Return the layer that contents are made by."""
+        """Create the layer that computes the queries' contents."""
         layer = Linear(d_model, d_model)
         nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(layer.bias)

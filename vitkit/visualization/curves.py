@@ -234,6 +234,6 @@ def _draw_curve(axes: Axes, line: Line, smoothing: float | None) -> None:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the centerd moving average of (K,) values, over fewer values near the ends."""
+    """Return the centered moving average of (K,) values, over fewer values near the ends."""
     kernel = np.ones(window)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")

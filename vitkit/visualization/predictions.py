@@ -40,7 +40,7 @@ def draw_prediction(
     *,
     thresholds: ScoreThresholds | None = None,
 ) -> np.ndarray:
-    """Draw what a model predicted in an image.
+    """Draw a model's prediction on its image.
 
     Args:
         image: (H, W, 3) uint8 RGB.

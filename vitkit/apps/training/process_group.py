@@ -168,7 +168,7 @@ def _end_without(name: str, error: OSError) -> None:
 
 
 def has_lost_peer(error: BaseException) -> bool:
-    """Whether a collective operation failed because another rank has ended."""
+    """Return whether a collective operation failed because another rank has ended."""
     signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
     return world_size() > 1 and isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 

@@ -12,7 +12,7 @@ RELU = (0.0, None)
 
 
 class ConvSettings(NamedTuple):
-    """A convolution's settings, as `F.conv2d` takes them, and the activation after it."""
+    """Stride, padding, dilation, groups and activation of a convolution, as `F.conv2d` takes them."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
