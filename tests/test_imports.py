@@ -1,6 +1,8 @@
 """Folders are layers: each imports only those below it, so that it can be read and used without those above it."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -251,3 +253,13 @@ def test_no_room_has_circular_imports():
 )
 def test_import_rule_detects_violations(room, imported, expected):
     assert allowed(room, imported) is expected
+
+
+def test_importing_a_backbone_loads_only_what_it_needs():
+    # Packages import none of their files: registries do when a name is asked for.
+    code = "import sys, vitkit.backbones.resnet; print(*(name for name in sys.modules if name.startswith('vitkit.')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = run.stdout.split()
+    assert "vitkit.backbones.resnet" in loaded
+    assert len(loaded) <= 18, sorted(loaded)
+    assert not {"vitkit.backbones.swin", "vitkit.nn.fusion", "vitkit.protocols.model"} & set(loaded)

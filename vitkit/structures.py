@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORE_INDEX = 255
 """In label maps: the value of a pixel without a class, which is neither trained on nor evaluated."""
@@ -185,6 +185,31 @@ class PanopticPrediction(TypedDict):
     panoptic: Tensor
     """(H, W) int32 segment ids, at the size of the original image; 0 is void."""
     segments_info: list[SegmentInfo]
+
+
+class AttentionLayers(NamedTuple):
+    """Where a model's attention lies: its attention modules by what attends to what, first layer to last."""
+
+    encoder: Sequence[nn.Module] = ()
+    """Modules in which each location of a map of the image attends to all others."""
+    decoder: Sequence[nn.Module] = ()
+    """Modules in which queries attend to the image: to every location, or to sampled points."""
+    prompt: Sequence[nn.Module] = ()
+    """Modules in which queries or locations attend to the words of the prompt."""
+    fusion: Sequence[nn.Module] = ()
+    """Modules in which the image and the words of the prompt attend to each other. A recorder gets two entries for each
+    call: the weights of the locations of all of the neck's maps, fine to coarse, over the words, (B, heads, S, words),
+    then those of the words over the locations."""
+    level_names: Sequence[str] = ()
+    """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
+    masked: Sequence[nn.Module] = ()
+    """The decoder's layers if they are called with `memory_bias`, (B, 1 or heads, Q, S), which masks the locations
+    outside each query's mask."""
+    num_joint_queries: int = 0
+    """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
+    in which queries and locations attend to each other; 0: queries and locations are separate."""
+    rounds_padding: bool = True
+    """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
 
 
 @dataclass(frozen=True)

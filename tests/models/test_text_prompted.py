@@ -16,8 +16,8 @@ from vitkit.models.text_prompted import TextPrompted, TextReading
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import normalize_images
-from vitkit.protocols.model import AttentionLayers
 from vitkit.registry import BACKBONES, MODELS
+from vitkit.structures import AttentionLayers
 from vitkit.weights import save_checkpoint
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)

@@ -76,7 +76,7 @@ class RelationBlock(nn.Module):
         return F.relu_(out)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`."""
+        """See `vitkit.protocols.fusing`."""
         fuse_pair(self, "conv1", "bn1")
         fuse_pair(self, "conv3", "bn3")
         if self.downsample is not None:
@@ -163,7 +163,7 @@ class LRNet(BackboneBase):
         return self.fc(x.mean((2, 3))) if self.is_classifier else features
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`; this is the stem."""
+        """See `vitkit.protocols.fusing`; this is the stem."""
         fuse_pair(self.stem, "0", "1")
         return self
 

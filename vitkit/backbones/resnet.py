@@ -94,7 +94,7 @@ class BasicBlock(tv.BasicBlock):
         return conv_norm_relu(out, self.conv2, self.bn2, padding, residual=residual, drop_path=self.drop_path)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`."""
+        """See `vitkit.protocols.fusing`."""
         return fuse_block(self, 2)
 
 
@@ -117,7 +117,7 @@ class Bottleneck(tv.Bottleneck):
         return conv_norm_relu(out, self.conv3, self.bn3, padding, residual=residual, drop_path=self.drop_path)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`."""
+        """See `vitkit.protocols.fusing`."""
         return fuse_block(self, 3)
 
 
@@ -232,7 +232,7 @@ class ResNet(BackboneBase, tv.ResNet):
         return conv_norm_relu(images, self.conv1, self.bn1, padding)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`; this is the stem."""
+        """See `vitkit.protocols.fusing`; this is the stem."""
         from vitkit.nn.fusion import RELU, fuse_pair  # read only when a model is fused
 
         if type(self).stem is ResNet.stem:  # a subclass may have another

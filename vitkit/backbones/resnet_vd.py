@@ -81,7 +81,7 @@ class ResNetVD(ResNet):
         return conv_norm_relu(x, conv3, self.bn1, padding)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`; this is the stem."""
+        """See `vitkit.protocols.fusing`; this is the stem."""
         if type(self).stem is ResNetVD.stem:  # a subclass may have another
             for conv, norm in (("conv1.0", "conv1.1"), ("conv1.3", "conv1.4"), ("conv1.6", "bn1")):
                 fuse_pair(self, conv, norm, RELU)

@@ -215,7 +215,7 @@ class TimmBackbone(BackboneBase):
             self._is_running = False
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`."""
+        """See `vitkit.protocols.fusing`."""
         from vitkit.backbones.timm_fusion import fuse_timm  # read only when a model is fused
 
         fuse_timm(self.net)

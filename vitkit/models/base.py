@@ -18,9 +18,9 @@ from vitkit.nn.queries import QueryHead, run_with_training_queries
 from vitkit.ops.detections import BatchDetections, in_pixels
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols.backbone import Backbone, Neck, with_defaults
-from vitkit.protocols.model import AttentionLayers, Model, child
+from vitkit.protocols.model import Model, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
-from vitkit.structures import Detections, DetectionTarget
+from vitkit.structures import AttentionLayers, Detections, DetectionTarget
 
 logger = logging.getLogger("vitkit")
 

@@ -17,8 +17,8 @@ from vitkit.nn.attention import mask_bias
 from vitkit.ops.images import float_statistics, normalize_images, per_channel, pixel_statistics, unpadded_sizes
 from vitkit.ops.masks import mask_logits
 from vitkit.protocols.learning import Hook
-from vitkit.protocols.model import AttentionLayers
 from vitkit.registry import BACKBONES, HOOKS, MODELS, Spec
+from vitkit.structures import AttentionLayers
 
 
 @MODELS.register

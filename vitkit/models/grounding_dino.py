@@ -14,9 +14,9 @@ from vitkit.models.text_prompted import TextPrompted, TextReading
 from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, join_detections, suppress_duplicates
-from vitkit.protocols.model import AttentionLayers, child
+from vitkit.protocols.model import child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
-from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections, PromptTokens
+from vitkit.structures import PAD, AttentionLayers, Detections, DetectionTarget, PhraseDetections, PromptTokens
 from vitkit.text.prompt_tokens import PromptPart, phrase_tokens, split_prompts, words_and_padding
 from vitkit.text.prompts import (
     MAX_TOKENS,

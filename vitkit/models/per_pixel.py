@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.mask_postprocess import geometry_of, upsample_in_bands
-from vitkit.protocols.model import AttentionLayers
 from vitkit.registry import MODELS, Spec
+from vitkit.structures import AttentionLayers
 
 
 @MODELS.register

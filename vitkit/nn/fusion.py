@@ -1,6 +1,6 @@
 """Convolutions prepared for inference, with the norm merged into their weights and the activation into their kernel.
 
-`Model.fuse` asks every module that `Fuses` for what takes its place; the functions here make that.
+`Model.fuse` asks every module that has a method `fused` for what takes its place; the functions here make that.
 """
 
 from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d, SyncBatchNormAct

@@ -35,7 +35,7 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`."""
+        """See `vitkit.protocols.fusing`."""
         return FusedLinear(self) if type(self) is Linear and not is_watched(self) else self
 
 

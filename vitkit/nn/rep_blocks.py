@@ -31,7 +31,7 @@ class ConvNorm(Conv2dNormActivation):
         return F.silu(x, inplace=not torch.is_grad_enabled()) if activation else x
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`."""
+        """See `vitkit.protocols.fusing`."""
         from vitkit.nn.fusion import can_fold, fold  # read only when a model is fused
 
         conv, norm, *activation = self
@@ -51,7 +51,7 @@ class RepBlock(nn.Module):
         return F.silu(self.conv1(x, padding_mask) + self.conv2(x), inplace=not torch.is_grad_enabled())
 
     def fused(self) -> nn.Module:
-        """See `vitkit.protocols.model.Fuses`: one convolution."""
+        """See `vitkit.protocols.fusing`: one convolution."""
         from vitkit.nn.fusion import FusedConv, can_fold  # read only when a model is fused
 
         for branch in (self.conv1, self.conv2):

@@ -2,6 +2,7 @@
 
     backbone.py   `Backbone` and `Neck`, and `with_defaults`, which adds what a user's own leave out
     model.py      `Model` and `Head`
+    fusing.py     how `Model.fuse` replaces parts, and what a part needs for it
     criterion.py  `Criterion`
     dataset.py    `Dataset` and `Loader`
     evaluator.py  `Evaluator`

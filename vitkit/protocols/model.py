@@ -3,14 +3,13 @@
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.errors import ConfigError
+from vitkit.structures import AttentionLayers
 
 logger = logging.getLogger("vitkit")
 
@@ -26,53 +25,6 @@ class Head(Protocol):
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that the model's criterion and `postprocess` read."""
-
-
-class AttentionLayers(NamedTuple):
-    """Where a model's attention lies: its attention modules by what attends to what, first layer to last."""
-
-    encoder: Sequence[nn.Module] = ()
-    """Modules in which each location of a map of the image attends to all others."""
-    decoder: Sequence[nn.Module] = ()
-    """Modules in which queries attend to the image: to every location, or to sampled points."""
-    prompt: Sequence[nn.Module] = ()
-    """Modules in which queries or locations attend to the words of the prompt."""
-    fusion: Sequence[nn.Module] = ()
-    """Modules in which the image and the words of the prompt attend to each other. A recorder gets two entries for each
-    call: the weights of the locations of all of the neck's maps, fine to coarse, over the words, (B, heads, S, words),
-    then those of the words over the locations."""
-    level_names: Sequence[str] = ()
-    """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
-    masked: Sequence[nn.Module] = ()
-    """The decoder's layers if they are called with `memory_bias`, (B, 1 or heads, Q, S), which masks the locations
-    outside each query's mask."""
-    num_joint_queries: int = 0
-    """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
-    in which queries and locations attend to each other; 0: queries and locations are separate."""
-    rounds_padding: bool = True
-    """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
-
-
-class Fuses(Protocol):
-    """A module that takes less time once it no longer learns, see `Model.fuse`; `fuses` tells which ones are."""
-
-    def fused(self) -> nn.Module:
-        """Return a module that computes the same in inference and takes this one's place: another one, or itself, in
-        which parts are replaced. Its remaining parts are asked next."""
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which see its input, its output or their gradients."""
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
-
-
-def fuses(module: nn.Module) -> TypeGuard[Fuses]:
-    """Return whether a module's class has the method of `Fuses`, for the `forward` that it runs: a subclass with
-    another one may compute something else. An attribute or a submodule may have the method's name."""
-    if "forward" in vars(module):
-        return False
-    owner = next((c for c in type(module).__mro__ if "fused" in vars(c) or "forward" in vars(c)), None)
-    return owner is not None and callable(vars(owner).get("fused"))
 
 
 class Model(nn.Module):
@@ -159,23 +111,25 @@ class Model(nn.Module):
         and the model can no longer be trained, or saved as a state dict; its parameters require no gradients. Weights
         that are changed in place after its first batch are not noticed.
 
-        Modules that do not say how (`Fuses`), such as those of a user's own backbone, are left as they are, and so are
-        those with hooks.
+        Modules without a method `fused`, such as those of a user's own backbone, are left as they are, and so are those
+        with hooks; see `vitkit.protocols.fusing`.
 
         Raises:
             ConfigError: the model or a part is in training mode, or it is fused already; it has weights that are not
                 finite or without values, or variances below 0; or a module's `fused` returns no module, and the model
                 is fused in part.
         """
-        _check_fusible(self)
+        from vitkit.protocols import fusing  # read only when a model is fused
+
+        fusing.check_fusible(self)
         backbone = child(self, "backbone")
-        count = _count_norms(backbone)
+        count = fusing.count_norms(backbone)
         self.is_fused = True  # in part, also if a module's `fused` fails
         with torch.no_grad():
-            _fuse_parts(self)
+            fusing.fuse_parts(self)
         self.eval().requires_grad_(False)  # new modules begin in training mode
-        if backbone is not None and not fuses(backbone) and (left := _count_norms(backbone)):
-            _warn_of_norms(type(backbone).__name__, left, count)
+        if backbone is not None and not fusing.fuses(backbone) and (left := fusing.count_norms(backbone)):
+            fusing.warn_of_norms(type(backbone).__name__, left, count)
         return self
 
     def fused_copy(self) -> "Model":
@@ -233,68 +187,6 @@ class Model(nn.Module):
             f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
             "Predict without tiles."
         )
-
-
-def _check_fusible(model: Model) -> None:
-    """Raise the errors of `Model.fuse`, before anything has changed."""
-    name = type(model).__name__
-    for part, module in model.named_modules(prefix=name):
-        if module.training:
-            raise ConfigError(f"fuse: {part} is in training mode. Call eval() first.")
-    if model.is_fused:
-        raise ConfigError(f"fuse: {name} is fused already. Fuse a model once; a copy of it is fused as well.")
-    # Some kernels of activations turn NaN into a number, which would hide that the weights are broken. Fixed norms have
-    # buffers only; those of other modules may well be infinite, such as masks.
-    norms = [part for part in model.named_modules() if getattr(part[1], "running_var", None) is not None]
-    statistics = (item for prefix, norm in norms for item in norm.named_buffers(prefix, recurse=False))
-    for weights, value in (*model.named_parameters(), *statistics):
-        if value.is_meta:
-            raise ConfigError(
-                f"fuse: {name} has weights without values, in {weights} (device meta). Load its weights onto a "
-                "device first."
-            )
-        if not value.isfinite().all():
-            raise ConfigError(
-                f"fuse: {name} has weights that are not finite, in {weights}. Load an earlier checkpoint."
-            )
-        if weights.endswith(".running_var") and (value < 0).any():
-            raise ConfigError(f"fuse: {name} has variances below 0, in {weights}. Load an earlier checkpoint.")
-
-
-def _count_norms(backbone: nn.Module | None) -> int:
-    return sum(isinstance(module, _BatchNorm) for module in backbone.modules()) if backbone is not None else 0
-
-
-@cache  # once a process, not for each copy of a model
-def _warn_of_norms(backbone: str, left: int, norms: int) -> None:
-    what = f"is left as it is, with {left}" if left == norms else f"keeps {left} of its {norms}"
-    logger.warning(
-        "fuse: the backbone %s %s batch norms. For faster inference, give it a method fused(), "
-        "see vitkit.protocols.model.Fuses.",
-        backbone,
-        what,
-    )
-
-
-def _fuse_parts(module: nn.Module) -> None:
-    """Replace the parts of a module that can be fused, from the outside in.
-
-    Raises:
-        ConfigError: a module's `fused` returns something else than a module.
-    """
-    for name, part in list(module.named_children()):
-        watched = has_hooks(part)
-        if fuses(part):
-            replacement = part if watched else part.fused()
-            if not isinstance(replacement, nn.Module):
-                raise ConfigError(
-                    f"fuse: {type(part).__name__}.fused() returned {type(replacement).__name__}; expected a module, "
-                    "such as self."
-                )
-            setattr(module, name, replacement)
-            _fuse_parts(replacement)
-        elif not callable(getattr(type(part), "fused", None)):
-            _fuse_parts(part)
 
 
 @runtime_checkable

@@ -28,8 +28,8 @@ from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import boxes_around_masks, mask_logits
-from vitkit.protocols.model import AttentionLayers, Model, child
-from vitkit.structures import ScoreThresholds
+from vitkit.protocols.model import Model, child
+from vitkit.structures import AttentionLayers, ScoreThresholds
 
 Size = tuple[int, int]
 """(height, width)."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitkit.apps.inference.fused import versions_of
 from vitkit.errors import ConfigError
 from vitkit.models.text_prompted import TextPrompted, TextReading
-from vitkit.protocols.model import has_hooks
+from vitkit.protocols.fusing import has_hooks
 
 
 class _Encoded(NamedTuple):

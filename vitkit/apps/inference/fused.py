@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.protocols.model import Model, fuses, has_hooks
+from vitkit.protocols.fusing import fuses, has_hooks
+from vitkit.protocols.model import Model
 
 logger = logging.getLogger("vitkit")
 
