@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.backbones.base import BackboneBase
+from vitkit.backbones.timm_blocks import make_lean
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, pad_to_multiple
@@ -328,7 +329,7 @@ def _create(name: str, **options: Any) -> nn.Module:
     """Build timm's model in the form that accepts the most image sizes."""
     for any_size in _ANY_SIZE:
         try:
-            return timm.create_model(name, **options, **any_size)
+            return make_lean(timm.create_model(name, **options, **any_size))
         except TypeError as error:
             if "unexpected keyword" not in str(error):
                 raise

@@ -9,11 +9,13 @@ from timm.models import efficientnet, hgnet, resnet
 from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import nn
 
+from vitkit.backbones.timm_blocks import LeanConvBNAct
 from vitkit.nn.fusion import RELU, Activation, can_fold, fold, fold_scaled_relu
 from vitkit.nn.layers import is_watched
 
 _PARTS = {
     hgnet.ConvBNAct: (("conv", "bn", "act"),),
+    LeanConvBNAct: (("conv", "bn", "act"),),
     ConvNormAct: (("conv", "bn", ""),),
     resnet.ResNet: (("conv1", "bn1", "act1"),),
     resnet.BasicBlock: (("conv1", "bn1", "act1"), ("conv2", "bn2", "")),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
+from vitkit.kernels.norm_activation import norm_silu
 from vitkit.nn.layers import conv_norm, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
@@ -27,7 +28,10 @@ class ConvNorm(Conv2dNormActivation):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
         conv, norm, *activation = self
-        x = conv_norm(zero_padding(x, padding_mask) if conv.kernel_size != (1, 1) else x, conv, norm)
+        x = zero_padding(x, padding_mask) if conv.kernel_size != (1, 1) else x
+        if activation and type(norm) is nn.BatchNorm2d and norm.training:
+            return norm_silu(conv(x), norm)
+        x = conv_norm(x, conv, norm)
         return F.silu(x, inplace=not torch.is_grad_enabled()) if activation else x
 
     def fused(self) -> nn.Module:
