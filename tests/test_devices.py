@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from vitkit import devices
-from vitkit.devices import device_name, has_bfloat16, peak_memory, resolve_precision, synchronize, total_memory
+from vitkit.apps.doctor.environment import total_memory
+from vitkit.devices import device_name, has_bfloat16, peak_memory, resolve_precision, synchronize
 from vitkit.distributed import accumulation_dtype
 from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.tools.common import add_device

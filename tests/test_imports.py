@@ -173,7 +173,6 @@ def test_model_zoo_lies_below_what_finds_and_loads_weights(path):
 
 ENTRANCES = {
     "vitkit.engine.trainer",  # the run, which apps and tools start
-    "vitkit.visualization.html",  # pages of two apps that do not import each other
     "vitkit.visualization.notebooks",
 }
 """Files of the core that only apps, tools and notebooks import."""

@@ -90,22 +90,6 @@ def resolve_precision(precision: str, device: torch.device) -> Precision:
     return cast(Precision, precision)
 
 
-def require_device(device: str | torch.device) -> None:
-    """Check that PyTorch can compute on a device here.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    choices = ["cpu", *accelerators()]
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):  # no device has such a name
-        found = None
-    is_here = found is not None and found.type in (*choices, "meta")
-    if not is_here or (found.index and found.index >= torch.accelerator.device_count()):
-        raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")
-
-
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the autocast context for a precision; it does nothing for "fp32"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
@@ -132,16 +116,6 @@ def peak_memory(device: torch.device) -> int | None:
     if hasattr(module, "max_memory_allocated"):
         return module.max_memory_allocated()
     return module.driver_allocated_memory() if hasattr(module, "driver_allocated_memory") else None
-
-
-def total_memory(device: torch.device) -> int | None:
-    """Return the size of an accelerator's memory in bytes; None if it is not reported, as on the CPU."""
-    if device.type == "cpu":
-        return None
-    module = torch.get_device_module(device)
-    if hasattr(module, "get_device_properties"):
-        return module.get_device_properties(device).total_memory
-    return module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None
 
 
 def device_name(device: torch.device) -> str:

@@ -1,7 +1,6 @@
 """Formats text for messages: printable characters, numbers with their nouns, unique names; checks names."""
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 MAX_NAME = 1024
@@ -59,17 +58,3 @@ def pluralize(number: int, plural: str, verb: str = "", *, of: int | None = None
     verbs = {"": "", "are": " is", "have": " has"}
     text = f"{number} {noun}" if of is None else f"{number} of {of} {noun}"
     return text + (verbs.get(verb, f" {verb}s") if number == 1 else f" {verb}" if verb else "")
-
-
-def unique_names(names: Iterable[str]) -> list[str]:
-    """Return the names, with a number appended to each repeated one."""
-    taken: set[str] = set()
-    unique = []
-    for name in names:
-        number, candidate = 1, name
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken.add(candidate)
-        unique.append(candidate)
-    return unique

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.image_groups import read_shown
+from vitkit.apps.datasets.writing import link_image
 from vitkit.errors import DataError
-from vitkit.io.channel_files import as_rgb, read_channels, read_shown
+from vitkit.io.channel_files import as_rgb, read_channels
 from vitkit.io.image_files import is_rotated, pillow_to_array, read_image, upright_size
-from vitkit.io.output import link_image
 
 RNG = np.random.default_rng(0)
 BITS = pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.inference.load import read_sampling
 from vitkit.data.datasets.clip_sampling import ClipSampling
-from vitkit.data.datasets.video import read_sampling
 from vitkit.registry import DATASETS, EVALUATORS, HOOKS, TRANSFORMS
 
 WORLD = dict(image_size=48, max_image_size=64, min_objects=1, max_objects=1, min_size=0.4, max_size=0.5, seed=3)

@@ -16,11 +16,11 @@ from PIL import Image
 from vitkit import load
 from vitkit.apps.inference import writing
 from vitkit.apps.inference.video_writer import VideoWriter, num_written
+from vitkit.apps.inference.writing import make_new_folder
 from vitkit.errors import DataError
 from vitkit.evaluation.maps import read_ids
 from vitkit.io.atomic import write_atomically
 from vitkit.io.image_files import read_label_map
-from vitkit.io.output import make_new_folder
 from vitkit.io.video_files import open_video
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict

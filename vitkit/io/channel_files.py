@@ -5,7 +5,6 @@ They are read upright, but otherwise as stored: no channel is dropped, converted
 
 import io
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from vitkit.io.image_files import (
     open_regular,
     pnm_maximum,
     quiet_opencv,
-    read_image,
     read_npy_shape,
     read_open_header,
     read_orientation,
@@ -92,37 +90,6 @@ def decode_channels(
             header = read_open_header(io.BytesIO(data), len(data), path, what, max_pixels)
             image = _upright(_decode_other(data, header), read_orientation(io.BytesIO(data)))
     return check_channels(image, channels, f"{what} '{path}'")
-
-
-def read_shown(path: Path, what: str = "images") -> np.ndarray:
-    """Read an image whose number of channels is not known, for drawing or comparison.
-
-    Returns:
-        (H, W, 3) uint8 RGB: of a .npy file and of a TIFF whose samples are not colors see `as_rgb`, of others
-        `read_image`.
-    Raises:
-        DataError: see `read_channels`.
-    """
-    if path.suffix.lower() != ".npy":
-        try:
-            return read_image(path, what)
-        except DataError:
-            channels = _tiff_channels(path)
-            if channels is None:
-                raise
-        return as_rgb(read_channels(path, channels, what))
-    with open_regular(path, what) as file, decoding(path, what, size_of(file)):
-        _, _, *channels = read_npy_shape(file)
-    return as_rgb(read_channels(path, *channels or [1], what))
-
-
-def _tiff_channels(path: Path) -> int | None:
-    """Return the number of channels of a TIFF with several samples, or None if a file is not a valid one."""
-    with suppress(Exception), open_regular(path, "images") as file:  # a damaged file can make Pillow raise anything
-        pages = list(read_tiff_pages(file)) if file.read(4) in TIFF_STARTS else []
-        samples = pages[0].get(_SAMPLES, 1) if pages else 1
-        return samples * len(pages) if samples > 1 else None
-    return None
 
 
 def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:

@@ -149,28 +149,6 @@ def overlap(a: Any, b: Any, height: int, width: int) -> float:
     return float(coco_mask.area(coco_mask.merge([a, b], intersect=True))) / union if union else 1.0
 
 
-def cut_polygon(polygon: list[float], height: int, width: int) -> list[float]:
-    """Return the part of a flat polygon that lies in the image; empty if there is none.
-
-    Parts of a concave polygon are joined along the image's border (Sutherland and Hodgman 1974,
-    https://doi.org/10.1145/360767.360802).
-    """
-    points = [tuple(polygon[k : k + 2]) for k in range(0, len(polygon), 2)]
-    for axis, side, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
-        kept = []
-        for before, point in zip(points[-1:] + points, points):
-            if sign * (before[axis] - side) < 0 < sign * (point[axis] - side) or (
-                sign * (point[axis] - side) < 0 < sign * (before[axis] - side)
-            ):
-                fraction = (side - before[axis]) / (point[axis] - before[axis])
-                other = before[1 - axis] + fraction * (point[1 - axis] - before[1 - axis])
-                kept.append((side, other) if axis == 0 else (other, side))
-            if sign * (point[axis] - side) >= 0:
-                kept.append(point)
-        points = kept
-    return [value for point in points for value in point] if len(points) > 2 else []
-
-
 def visible_box(annotation: Mapping[str, Any], height: int, width: int) -> list[float]:
     """Return the box, xywh, of what an image shows of an object: its box cut at the border, or that of its polygons'
     visible part if its box is the polygons', which may be smaller."""
@@ -189,7 +167,7 @@ def visible_box(annotation: Mapping[str, Any], height: int, width: int) -> list[
 
 def _find_shown_points(polygon: Sequence[float], height: int, width: int) -> np.ndarray:
     """Return points (N, 2) that span the part of a flat polygon in the image: the ends of the parts of its edges that
-    lie in the image, and the image's corners in the polygon. Unlike the points of `cut_polygon`, all belong to it."""
+    lie in the image, and the image's corners in the polygon. All belong to it."""
     size = np.array([width, height], float)
     start = np.array(polygon, float).reshape(-1, 2)
     step = np.roll(start, -1, axis=0) - start

@@ -3,19 +3,29 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path, PurePath
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from vitkit.errors import DataError
-from vitkit.io.channel_files import read_shown
-from vitkit.io.image_files import FORMATS
+from vitkit.io.channel_files import as_rgb, read_channels
+from vitkit.io.image_files import (
+    FORMATS,
+    TIFF_STARTS,
+    decoding,
+    open_regular,
+    read_image,
+    read_npy_shape,
+    read_tiff_pages,
+    size_of,
+)
 
 _MAX_DISTANCE = 0.035
 """Mean difference of two thumbnails, in standard deviations of their gray values, below which two images are probably
@@ -218,3 +228,34 @@ def stratify(
             "share, or name its images by patterns."
         )
     return splits
+
+
+def read_shown(path: Path, what: str = "images") -> np.ndarray:
+    """Read an image whose number of channels is not known, for drawing or comparison.
+
+    Returns:
+        (H, W, 3) uint8 RGB: of a .npy file and of a TIFF whose samples are not colors see `as_rgb`, of others
+        `read_image`.
+    Raises:
+        DataError: see `read_channels`.
+    """
+    if path.suffix.lower() != ".npy":
+        try:
+            return read_image(path, what)
+        except DataError:
+            channels = _tiff_channels(path)
+            if channels is None:
+                raise
+        return as_rgb(read_channels(path, channels, what))
+    with open_regular(path, what) as file, decoding(path, what, size_of(file)):
+        _, _, *channels = read_npy_shape(file)
+    return as_rgb(read_channels(path, *channels or [1], what))
+
+
+def _tiff_channels(path: Path) -> int | None:
+    """Return the number of channels of a TIFF with several samples, or None if a file is not a valid one."""
+    with suppress(Exception), open_regular(path, "images") as file:  # a damaged file can make Pillow raise anything
+        pages = list(read_tiff_pages(file)) if file.read(4) in TIFF_STARTS else []
+        samples = pages[0].get(TiffImagePlugin.SAMPLESPERPIXEL, 1) if pages else 1
+        return samples * len(pages) if samples > 1 else None
+    return None

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import cv2
 import numpy as np
 
-from vitkit.apps.datasets.writing import check_images, image_file
+from vitkit.apps.datasets.writing import check_images, image_file, link_image
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image
-from vitkit.io.output import link_image, write_bytes
+from vitkit.io.output import write_bytes
 from vitkit.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.registry import nearest
 

@@ -24,19 +24,13 @@ from vitkit.data.formats.label_studio import LOCAL_FILES
 from vitkit.data.formats.odvg import LABEL_MAP
 from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
+from vitkit.io.atomic import link_atomically
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.folders import SPLIT_NAMES
-from vitkit.io.image_files import path_inside, upright_size
-from vitkit.io.output import link_image, write_bytes, write_text, writing_text
+from vitkit.io.image_files import path_inside, read_header, upright_size
+from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing_text
 from vitkit.io.parsing import check_distinct
-from vitkit.io.segmentations import (
-    cut_polygon,
-    decode_segmentation,
-    encode_segmentation,
-    overlap,
-    round_pixels,
-    visible_box,
-)
+from vitkit.io.segmentations import decode_segmentation, encode_segmentation, overlap, round_pixels, visible_box
 from vitkit.text_format import is_name
 
 Lost = dict[str, list[str]]
@@ -522,3 +516,50 @@ def join_polygons(polygons: list[list[float]]) -> list[float]:
 def _add_text(parent: ElementTree.Element, **texts: Any) -> None:
     for tag, text in texts.items():
         ElementTree.SubElement(parent, tag).text = str(text)
+
+
+def link_image(source: Path, out: Path, name: str) -> Path:
+    """Link an image into a folder, or copy it if the file system has no links.
+
+    Args:
+        out, name: the folder, which the file must not leave through a symbolic link, and the file below it.
+    Returns:
+        the file.
+    Raises:
+        DataError: the source is not an image, or the name leads out of the folder.
+    """
+    target = path_inside(out, name, f"'{source}'")
+    # Only what is an image is linked, and no array: annotations could name any file.
+    (read_header if source.suffix.lower() == ".npy" else upright_size)(source)
+    try:
+        if target.exists() and target.samefile(source):
+            return target
+        check_links(target, out)
+        link_atomically(source, target, sync=False)
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
+        raise unwritable(target, error) from error
+    return target
+
+
+def cut_polygon(polygon: list[float], height: int, width: int) -> list[float]:
+    """Return the part of a flat polygon that lies in the image; empty if there is none.
+
+    Parts of a concave polygon are joined along the image's border (Sutherland and Hodgman 1974,
+    https://doi.org/10.1145/360767.360802).
+    """
+    points = [tuple(polygon[k : k + 2]) for k in range(0, len(polygon), 2)]
+    for axis, side, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
+        kept = []
+        for before, point in zip(points[-1:] + points, points):
+            if sign * (before[axis] - side) < 0 < sign * (point[axis] - side) or (
+                sign * (point[axis] - side) < 0 < sign * (before[axis] - side)
+            ):
+                fraction = (side - before[axis]) / (point[axis] - before[axis])
+                other = before[1 - axis] + fraction * (point[1 - axis] - before[1 - axis])
+                kept.append((side, other) if axis == 0 else (other, side))
+            if sign * (point[axis] - side) >= 0:
+                kept.append(point)
+        points = kept
+    return [value for point in points for value in point] if len(points) > 2 else []

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import vitkit
-from vitkit.devices import accelerators, device_name, has_bfloat16, processor_name, total_memory
+from vitkit.devices import accelerators, device_name, has_bfloat16, processor_name
 from vitkit.io.git_files import read_git_state
 
 PACKAGES = (
@@ -74,3 +74,13 @@ def _settings() -> list[str]:
     """Return NAME=value of the variables, only the name where the value is a path."""
     shown = [name for name in sorted(os.environ) if name.startswith(_VARIABLES)]
     return [name if os.sep in os.environ[name] else f"{name}={os.environ[name]}" for name in shown]
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Return the size of an accelerator's memory in bytes; None if it is not reported, as on the CPU."""
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    if hasattr(module, "get_device_properties"):
+        return module.get_device_properties(device).total_memory
+    return module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from vitkit.apps.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
 from vitkit.apps.doctor.doctor_input import Case
+from vitkit.apps.doctor.environment import total_memory
 from vitkit.apps.doctor.issues import VERDICTS, Issue, percent
 from vitkit.apps.doctor.statistics import DatasetStatistics
 from vitkit.data.loading.batch_augmentation import Squares, squash
 from vitkit.data.loading.loader import BatchLoader
-from vitkit.devices import autocast, total_memory
+from vitkit.devices import autocast
 from vitkit.engine.build import build_criterion
 from vitkit.engine.optimizers import unmatched_names
 from vitkit.engine.settings import slow_precision

@@ -22,11 +22,11 @@ from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
 from vitkit.apps.inference.inputs import ImageLike
 from vitkit.apps.inference.load import check_not_exported
+from vitkit.apps.inference.writing import make_new_folder
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
-from vitkit.io.output import make_new_folder
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import child
 

@@ -23,7 +23,6 @@ from vitkit.io.channel_files import check_channels, decode_channels, read_channe
 from vitkit.io.folders import data_files, find_paths_like, image_files
 from vitkit.io.image_files import FORMATS, MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
 from vitkit.io.video_files import VIDEO_EXTENSIONS, open_video
-from vitkit.text_format import unique_names
 from vitkit.weights.download import cache_folder, fetch_file
 
 ImageLike = str | Path | bytes | io.IOBase | np.ndarray | Image.Image | Tensor
@@ -358,3 +357,17 @@ def in_batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     items = iter(items)
     while chunk := list(islice(items, size)):
         yield chunk
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """Return the names, with a number appended to each repeated one."""
+    taken: set[str] = set()
+    unique = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken.add(candidate)
+        unique.append(candidate)
+    return unique

@@ -1,6 +1,8 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
+import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +26,15 @@ from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import check_architecture, read_config
 from vitkit.config import Config, config_names, load_config, load_saved_config
-from vitkit.data.datasets.video import read_sampling
-from vitkit.devices import Precision, require_device, resolve_precision
+from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.datasets.video import ClipDataset
+from vitkit.devices import Precision, accelerators, resolve_precision
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.ops.images import in_channels
 from vitkit.protocols.model import child
-from vitkit.registry import MODELS, Spec, parameters_of, unknown
+from vitkit.registry import DATASETS, MODELS, Spec, parameters_of, unknown
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.class_prompts import Prompts
 from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
@@ -407,3 +410,37 @@ def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
+
+
+def read_sampling(spec: Any) -> ClipSampling | None:
+    """Return the sampling in a dataset's spec, with one clip and no jitter; None if it is not a dataset of videos."""
+    if not isinstance(spec, str | Mapping):
+        return None
+    constructor, arguments = DATASETS.resolve(spec)
+    if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
+        return None
+    # A dataset without this argument has all frames of its videos in a clip.
+    values: dict[str, Any] = {"sampling_rate": 1}
+    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
+    values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
+    names = [field.name for field in fields(ClipSampling)]
+    return ClipSampling(**{name: values[name] for name in names if name in values})
+
+
+def require_device(device: str | torch.device) -> None:
+    """Check that PyTorch can compute on a device here.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    choices = ["cpu", *accelerators()]
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):  # no device has such a name
+        found = None
+    if (
+        found is None
+        or found.type not in (*choices, "meta")
+        or (found.index and found.index >= torch.accelerator.device_count())
+    ):
+        raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")

@@ -1,6 +1,7 @@
 """Predict on files of images and videos: drawn files, and all predictions as JSON."""
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -27,7 +28,7 @@ from vitkit.apps.inference.videos import classify_video, draw_scores_over_time
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
 from vitkit.io.atomic import remove_left_over
-from vitkit.io.output import check_links, make_new_folder, unwritable, write_bytes, writing
+from vitkit.io.output import check_links, unwritable, write_bytes, writing
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
@@ -577,3 +578,20 @@ def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dic
     number = int(prediction.name)
     drawn = prediction.draw(task=output.task, score_threshold=output.threshold) if output.draw else None
     return {"frame": number, "seconds": number / rate, **entry}, drawn
+
+
+def make_new_folder(path: Path) -> Path:
+    """Make a folder that did not exist, with a number after its name if another one has it; return it.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    for number in itertools.count(1):
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:  # by whoever was first, also at the same time
+            continue
+        except OSError as error:
+            raise unwritable(folder, error) from error

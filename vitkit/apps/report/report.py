@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vitkit.apps.report import charts
 from vitkit.apps.report.detections import Detections, collect_detections
+from vitkit.apps.report.html import render_page
 from vitkit.apps.report.images import ImageBudget
 from vitkit.apps.report.pages import extra_values, report_sections
 from vitkit.apps.report.parts import Review, show_gallery, show_matrix
@@ -28,7 +29,6 @@ from vitkit.io.output import write_text
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import require_base
 from vitkit.text_format import pluralize
-from vitkit.visualization.html import render_page
 
 IMAGE_BYTES = 6_500_000
 """Total size of all images in a page, so that it stays below 10 MB with its numbers."""

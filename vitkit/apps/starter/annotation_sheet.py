@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vitkit.apps.datasets.image_groups import read_shown
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.sizes import check_size
-from vitkit.io.channel_files import read_shown
 from vitkit.io.image_files import path_inside
 from vitkit.io.segmentations import decode_segmentation
 from vitkit.text_format import pluralize

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vitkit.apps.inference import find_model
+from vitkit.apps.inference.writing import make_new_folder
 from vitkit.apps.starter.gallery import Card, write_gallery
 from vitkit.apps.starter.samples import classes_of, describe, draw_sample
 from vitkit.config import value_at
@@ -18,7 +19,6 @@ from vitkit.data.loading.splits import Split
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb
-from vitkit.io.output import make_new_folder
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.apps.datasets.splitting import split_dataset
-from vitkit.apps.datasets.writing import write_coco
+from vitkit.apps.datasets.writing import link_image, write_coco
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_files
@@ -21,7 +21,7 @@ from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_cl
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, data_files
 from vitkit.io.image_files import upright_size
-from vitkit.io.output import link_image, write_text
+from vitkit.io.output import write_text
 from vitkit.structures import IGNORE_INDEX
 from vitkit.text_format import pluralize
 

@@ -12,12 +12,13 @@ import torch
 
 from vitkit.apps.export_reading.settings import Runtime
 from vitkit.apps.inference import Loaded, Tiling, find_trained, load
+from vitkit.apps.inference.load import require_device
 from vitkit.apps.inference.tiling import make_tiling
 from vitkit.apps.training.process_group import close_distributed, init_distributed
 from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.splits import Split
-from vitkit.devices import default_device, require_device
+from vitkit.devices import default_device
 from vitkit.distributed import is_main
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Hook, Interrupted

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.apps.inference import find_model, find_trained
+from vitkit.apps.inference.inputs import unique_names
 from vitkit.apps.report import comparison as pages
 from vitkit.apps.training.api import test
 from vitkit.apps.training.results import ScoredResults, score_file, score_run, score_with_config
@@ -17,7 +18,6 @@ from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import LengthGroup, draw_by_length
 from vitkit.logging import LOG_NAME
-from vitkit.text_format import unique_names
 from vitkit.visualization.curves import plot_runs, plot_training
 
 

@@ -1,14 +1,12 @@
 """Videos with one class each: lists like those of Kinetics and Something-Something, and folders named after classes."""
 
-import inspect
 import logging
 import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -136,20 +134,6 @@ def read_clips(
             for clip, position in np.argwhere(numbers == number).tolist():
                 clips[clip, crop, :, position] = to_tensor(image)
     return clips.flatten(0, 1), frame.shape[:2]
-
-
-def read_sampling(spec: Any) -> ClipSampling | None:
-    """Return the sampling in a dataset's spec, with one clip and no jitter; None if it is not a dataset of videos."""
-    if not isinstance(spec, str | Mapping):
-        return None
-    constructor, arguments = DATASETS.resolve(spec)
-    if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
-        return None
-    values = {"sampling_rate": 1}  # a dataset without this argument has all frames of its videos in a clip
-    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
-    values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
-    names = [field.name for field in fields(ClipSampling)]
-    return ClipSampling(**{name: values[name] for name in names if name in values})
 
 
 class ListedVideos(ListedFiles, ClipDataset):

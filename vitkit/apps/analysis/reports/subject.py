@@ -11,11 +11,10 @@ from torch import nn
 
 from vitkit.apps.analysis.reports.published import published
 from vitkit.apps.inference import find_model, is_config_only
-from vitkit.apps.inference.load import FoundModel
+from vitkit.apps.inference.load import FoundModel, read_sampling
 from vitkit.backbones.base import check_at_least_1
 from vitkit.config import Config, config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
-from vitkit.data.datasets.video import read_sampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.engine.build import build_model
 from vitkit.engine.settings import require
