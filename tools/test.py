@@ -117,12 +117,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.inference import find_model, find_trained
     from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
+    from vitkit.apps.training.config_listing import format_config
     from vitkit.apps.training.process_group import close_distributed, init_distributed
     from vitkit.apps.training.results import score_file, score_results
     from vitkit.apps.training.stored_predictions import PredictionFiles
     from vitkit.apps.training.testing import evaluate_model
     from vitkit.apps.training.tta import SCALES
-    from vitkit.config import format_config
     from vitkit.distributed import broadcast_object, is_main
     from vitkit.logging import setup_logging
 

@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> None:
     """Train as the command line says; errors that a user can cause end the program with one line."""
     args = parse_args(argv)
     from vitkit import load_config
+    from vitkit.apps.training.config_listing import format_config
     from vitkit.apps.training.config_writing import write_config
     from vitkit.apps.training.process_group import close_distributed, has_lost_peer, init_distributed, report_failure
-    from vitkit.config import format_config
     from vitkit.distributed import rank
 
     try:

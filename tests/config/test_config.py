@@ -7,7 +7,8 @@ from typing import Literal, Protocol, TypedDict
 import pytest
 
 import vitkit.registry
-from vitkit.config import cfg_diff, check_config, config_names, format_config, load_config, save_config
+from vitkit.apps.training.config_listing import format_config
+from vitkit.config import cfg_diff, check_config, config_names, load_config, save_config
 from vitkit.errors import ConfigError
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitkit import load_config
-from vitkit.config import format_config
+from vitkit.apps.training.config_listing import format_config
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
 from vitkit.text_format import shorten

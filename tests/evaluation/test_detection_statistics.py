@@ -5,6 +5,7 @@ import pytest
 from helpers.plain_dataset import PlainDataset
 
 from vitkit.apps.report.intervals import bootstrap_weights, estimate, paired_difference
+from vitkit.apps.report.pages.coco import counts_by_score
 from vitkit.evaluation.coco import CocoEvaluator, metric_names
 from vitkit.evaluation.detection_statistics import THRESHOLDS
 
@@ -118,7 +119,7 @@ def test_calibration_counts_by_hand(tmp_path):
     boxes = [([0, 0, 10, 10], 0.92), ([50, 50, 10, 10], 0.96), ([80, 80, 10, 10], 0.31), ([20, 20, 9, 9], 0.01)]
     results = [dict(image_id=1, category_id=3, bbox=box, score=score) for box, score in boxes]
     evaluator, _ = evaluated(images, annotations, results, tmp_path)
-    count, total, right = evaluator.statistics().calibration_counts()[:, :, 0]
+    count, total, right = counts_by_score(evaluator.statistics())[:, :, 0]
     assert count.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 2]
     assert total[9] == pytest.approx(1.88) and right[9] == 1 and right[3] == 0
 

@@ -7,10 +7,11 @@ import cv2
 import numpy as np
 import pytest
 
+from vitkit.apps.training.comparing import plot_runs
 from vitkit.errors import DataError
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.tools import compare
-from vitkit.visualization.curves import _colors, plot_runs, smooth
+from vitkit.visualization.curves import line_colors, smooth
 
 
 def write_log(folder, *, best_epoch, metric="bbox/AP", epochs=6):
@@ -101,7 +102,7 @@ def test_records_that_are_not_of_a_run_are_named(tmp_path, changes):
 
 def test_each_term_of_the_loss_has_a_color_of_its_own(tmp_path):
     for count in (3, 10, 25):
-        assert len({str(color) for color in _colors(count)}) == count
+        assert len({str(color) for color in line_colors(count)}) == count
 
 
 def write_texts(path, **settings):

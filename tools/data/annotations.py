@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitkit.apps.datasets.writing import STAYING, WRITERS, Lost
+from vitkit.apps.datasets.writing import STAYING, WRITERS, Lost, left_out_lines
 from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
-from vitkit.data.formats.annotated import left_out_lines
 from vitkit.errors import DataError
 
 

@@ -5,7 +5,6 @@ from vitkit.config.load import Config, cfg_diff, load_config, load_saved_config,
 from vitkit.config.names import config_names, find_config
 from vitkit.config.overrides import with_overrides
 from vitkit.config.paths import make_data_paths_absolute
-from vitkit.config.show import format_config
 
 __all__ = [
     "Config",
@@ -13,7 +12,6 @@ __all__ = [
     "check_config",
     "config_names",
     "find_config",
-    "format_config",
     "load_config",
     "load_saved_config",
     "make_data_paths_absolute",

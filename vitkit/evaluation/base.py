@@ -76,6 +76,10 @@ class SampleEvaluator(Evaluator):
         self._by_class = {name: _first_values(metrics) for name, metrics in by_class.items()}
         return _first_values(overall)
 
+    def per_class(self) -> dict[str, float]:
+        """Return class name -> `per_class_metric` of the last `compute()`, -1 for a class without data."""
+        return {name: m[self.per_class_metric] for name, m in self._by_class.items() if self.per_class_metric in m}
+
     def table(self) -> str:
         """Return the metrics of the last `compute()` as lines to print; empty on other processes."""
         if not self.metrics:

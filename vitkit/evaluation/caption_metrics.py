@@ -19,6 +19,10 @@ Counts = Counter[tuple[str, ...]]
 
 MAX_N = 4
 """Longest n-gram of BLEU and CIDEr-D."""
+_ROUGE_BETA = 1.2
+"""How much more recall weighs than precision in the F-measure."""
+_CIDER_SIGMA = 6.0
+"""Standard deviation, in tokens, of the Gaussian that damps differences in length."""
 
 _CLITIC = re.compile(r"(?<=\w)(n't|'(?:s|m|d|ll|re|ve))\b")
 _TOKEN = re.compile(
@@ -84,21 +88,18 @@ def ngrams(tokens: Tokens) -> Counts:
     return Counter(tuple(tokens[i : i + n]) for n in range(1, MAX_N + 1) for i in range(len(tokens) - n + 1))
 
 
-def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], *, beta: float = 1.2) -> list[float]:
+def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> list[float]:
     """Return ROUGE-L of each candidate (Lin 2004), in 0..1: an F-measure of the longest common subsequence.
 
     Precision and recall are each the best over the references, not necessarily from the same one.
-
-    Args:
-        beta: how much more recall weighs than precision in the F-measure.
     """
     scores = []
     for candidate, image_references in zip(candidates, references, strict=True):
         common = [_longest_common(candidate, reference) for reference in image_references]
         precision = max(common) / max(len(candidate), 1)
         recall = max(c / max(len(reference), 1) for c, reference in zip(common, image_references))
-        total = recall + beta**2 * precision
-        scores.append((1 + beta**2) * precision * recall / total if total else 0.0)
+        total = recall + _ROUGE_BETA**2 * precision
+        scores.append((1 + _ROUGE_BETA**2) * precision * recall / total if total else 0.0)
     return scores
 
 
@@ -112,7 +113,7 @@ def _longest_common(a: Tokens, b: Tokens) -> int:
     return row[-1]
 
 
-def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], *, sigma: float = 6.0) -> list[float]:
+def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> list[float]:
     """Return CIDEr-D of each candidate (Vedantam et al. 2015, https://arxiv.org/abs/1411.5726), in 0..10.
 
     Cosine of the n-grams' TF-IDF vectors, clipped to the reference's and damped by the difference of the lengths, times
@@ -122,9 +123,6 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
 
     What is reported is the mean over images: about 1.0 for good models on COCO. A candidate that repeats one of five
     references gets 2 from that one only.
-
-    Args:
-        sigma: standard deviation, in tokens, of the Gaussian that damps differences in length.
     """
     counted = [[ngrams(reference) for reference in image_references] for image_references in references]
     frequency = Counter(ngram for image_counts in counted for ngram in set().union(*image_counts))
@@ -137,7 +135,7 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
     for candidate, image_references, image_counts in zip(candidates, references, counted, strict=True):
         mine, total = vector(ngrams(candidate)), 0.0
         for reference, counts in zip(image_references, image_counts):
-            damping = math.exp(-((len(candidate) - len(reference)) ** 2) / (2 * sigma**2))
+            damping = math.exp(-((len(candidate) - len(reference)) ** 2) / (2 * _CIDER_SIGMA**2))
             total += damping * float(_compute_clipped_cosines(mine, vector(counts)).mean())
         scores.append(10 * total / len(image_references))
     return scores

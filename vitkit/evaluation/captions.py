@@ -33,7 +33,6 @@ class CaptionEvaluator(SampleEvaluator):
     """
 
     per_class_metric = "CIDEr-D"
-    """The metric that `per_class` returns."""
 
     needs_dataset = ("image_ids", "references")
 

@@ -45,7 +45,6 @@ class ClassificationEvaluator(SampleEvaluator):
     """
 
     per_class_metric = "accuracy"
-    """The metric that `per_class` returns."""
 
     needs_dataset = ("image_ids", "classes")
 
@@ -111,10 +110,6 @@ class ClassificationEvaluator(SampleEvaluator):
             if wrong[row, column]:
                 lines.append(f"  {wrong[row, column]} of {matrix[row].sum()} {names[row]} taken for {names[column]}")
         return lines
-
-    def per_class(self) -> dict[str, float]:
-        """Return class name -> fraction of its images classified correctly, -1 for a class without images."""
-        return {name: metrics["accuracy"] for name, metrics in self._by_class.items()}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write metrics, confusion matrix and each image's best classes as JSON, and the matrix as a figure.

@@ -16,9 +16,6 @@ from vitkit.evaluation.matching import IOUS
 SIZES = ("small", "medium", "large")
 THRESHOLDS = np.round(np.linspace(0.0, 1.0, 101), 2)
 """Scores at which precision, recall and F1 are computed."""
-CALIBRATED = 0.05
-"""Calibration considers predictions with at least this score; the many below are hardly meant as detections."""
-NUM_BINS = 10
 _CHUNK = 1 << 22  # number of values that are accumulated at once
 
 
@@ -175,22 +172,6 @@ class DetectionStatistics:
         correct, predicted, num_objects = self.threshold_counts()
         best = int(f1_score(correct.sum(axis=1), predicted.sum(axis=1), num_objects.sum()).argmax())
         return "F1", f1_score(correct[best], predicted[best], num_objects)
-
-    def calibration_counts(self) -> np.ndarray:
-        """Count predictions of all classes by score.
-
-        Returns:
-            (3, NUM_BINS, N): for each tenth of the score range, number of predictions, sum of scores, number of correct
-            ones.
-        """
-        counts = np.zeros((3, NUM_BINS, len(self.sample_ids)))
-        for scores, image, correct, _ in self.rankings():
-            meant = scores >= CALIBRATED
-            scores, image, correct = scores[meant], image[meant], correct[meant]
-            bins = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
-            for row, values in zip(counts, (1, scores, correct)):
-                np.add.at(row, (bins, image), values)
-        return counts
 
 
 def f1_score(correct: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray | float) -> np.ndarray:

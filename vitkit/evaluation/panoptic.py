@@ -57,7 +57,6 @@ class PanopticEvaluator(SampleEvaluator):
     """
 
     per_class_metric = "PQ"
-    """The metric that `per_class` returns."""
 
     needs_dataset = ("image_ids", "classes", "category_ids", "things", "load_panoptic")
 
@@ -131,10 +130,6 @@ class PanopticEvaluator(SampleEvaluator):
             shown = "".join(f"{'–' if value < 0 else f'{100 * value:.1f}':>7}" for value in values)
             lines.append(f"{name:<8}{shown}{np.count_nonzero(chosen & has_segments):>9}")
         return lines
-
-    def per_class(self) -> dict[str, float]:
-        """Return class name -> PQ of the last `compute()`, -1 for a class without segments; empty elsewhere."""
-        return {name: metrics["PQ"] for name, metrics in self._by_class.items()}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write the predictions in COCO's panoptic format, which panopticapi and COCO's server read.

@@ -13,8 +13,6 @@ from scipy.sparse import csr_array
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite, weighted_ratio
 from vitkit.evaluation.caption_metrics import bleu_of_counts
 
-NUM_BINS = 10
-
 
 class SemanticStatistics(NamedTuple):
     """Pixel counts of semantic maps."""
@@ -130,16 +128,6 @@ class ClassificationStatistics(NamedTuple):
         hits = self.best == self.labels[:, None]
         of_true = np.where(hits, self.best_scores, 0.0).sum(axis=1)
         return "score of the true class", of_true - np.where(hits[:, 0], 0.0, self.best_scores[:, 0])
-
-    def calibration_counts(self) -> np.ndarray:
-        """Return (3, NUM_BINS, N): predictions in each tenth of the score range, their scores, the correct ones."""
-        counts = np.zeros((3, NUM_BINS, len(self.labels)))
-        seen = np.flatnonzero(self.labels >= 0)
-        scores, correct = self.best_scores[seen, 0], self.best[seen, 0] == self.labels[seen]
-        bins = np.clip((scores * NUM_BINS).astype(int), 0, NUM_BINS - 1)
-        for row, values in zip(counts, (1, scores, correct)):
-            row[bins, seen] = values
-        return counts
 
 
 class CaptionStatistics(NamedTuple):

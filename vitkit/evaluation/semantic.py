@@ -70,7 +70,6 @@ class SemanticEvaluator(SampleEvaluator):
     """
 
     per_class_metric = "IoU"
-    """The metric that `per_class` returns."""
 
     needs_dataset = ("image_ids", "classes", "category_ids", "load_semantic")
 
@@ -166,10 +165,6 @@ class SemanticEvaluator(SampleEvaluator):
         accuracy = _percent(self.metrics["pixel_accuracy"])
         lines.append(f"pixel accuracy {accuracy} % of {len(self.dataset.image_ids)} images")
         return lines
-
-    def per_class(self) -> dict[str, float]:
-        """Return class name -> IoU of the last `compute()`, -1 for a class without pixels; empty on other processes."""
-        return {name: metrics["IoU"] for name, metrics in self._by_class.items()}
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write the metrics of the last `compute()` as JSON, and the predictions as PNG files of raw category ids.

@@ -51,16 +51,15 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
 
 
 @contextmanager
-def renaming(path: Path, *, sync: bool, ending: str = "") -> Iterator[Path]:
+def renaming(path: Path, *, sync: bool) -> Iterator[Path]:
     """Yield the temporary name of a file, which is then renamed to `path`, or removed after an error.
 
     No other process has that name: of several that write one file, the last one's is there in the end, complete.
 
     Args:
         sync: see `write_atomically`.
-        ending: the temporary name's, for libraries that choose a format by it.
     """
-    temporary = path.with_name(f"{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}{ending}")
+    temporary = path.with_name(f"{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -64,11 +64,9 @@ def explain_errors(path: Path, key: str = "annotations", remedy: str | None = No
         raise DataError(f"{path.name}: '{path}' contains a number that is too long ({error}). Correct it.") from error
 
 
-def read_json_lines(path: str | Path, *, key: str = "annotations") -> Iterator[tuple[int, Any]]:
+def read_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Read a file with a JSON value in each line, and yield the number of each line and its value; blank lines count.
 
-    Args:
-        key: what the file is called in the config or the command, for messages.
     Raises:
         DataError: there is no such file, or a line is not readable as JSON.
     """
@@ -80,7 +78,7 @@ def read_json_lines(path: str | Path, *, key: str = "annotations") -> Iterator[t
                 if text := line.strip():
                     yield number, json.loads(text, object_pairs_hook=to_object)
     except OSError as error:
-        raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). Correct the path.") from error
+        raise DataError(f"annotations: cannot read '{path}' ({error.strerror}). Correct the path.") from error
     except RepeatedKey as error:
         raise DataError(
             f"{path.name} line {number}: an object has the key {str(error)!r:.100} twice. Keep one."

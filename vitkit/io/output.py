@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from vitkit.errors import DataError, VitkitError
 from vitkit.io.atomic import renaming, write_atomically
@@ -46,15 +45,6 @@ def writing(path: Path) -> Iterator[Path]:
         raise
     except (OSError, ValueError) as error:
         raise unwritable(path, error) from error
-
-
-@contextmanager
-def writing_text(path: Path, *, below: Path) -> Iterator[TextIO]:
-    """Yield a UTF-8 file to write to part by part; see `write_bytes`."""
-    with writing(path) as temporary:
-        check_links(path, below)
-        with temporary.open("x", encoding="utf-8") as file:
-            yield file
 
 
 def check_links(path: Path, folder: Path) -> None:

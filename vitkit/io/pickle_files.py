@@ -18,11 +18,9 @@ class _PlainUnpickler(pickle.Unpickler):
         raise DataError("refers to values outside of the file; expected only lists, dicts, texts and numbers")
 
 
-def read_plain_pickle(path: str | Path, *, key: str = "annotations") -> Any:
+def read_plain_pickle(path: str | Path) -> Any:
     """Read a pickle of lists, dicts, texts and numbers, also one that Python 2 wrote.
 
-    Args:
-        key: what the file is called in the config or the command, for messages.
     Raises:
         DataError: there is no such file, it is damaged, or names anything that is not a plain value.
     """
@@ -30,11 +28,11 @@ def read_plain_pickle(path: str | Path, *, key: str = "annotations") -> Any:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). {remedy}") from error
+        raise DataError(f"annotations: cannot read '{path}' ({error.strerror}). {remedy}") from error
     try:
         return _PlainUnpickler(io.BytesIO(data), encoding="utf-8", errors="replace").load()
     except DataError as error:
-        raise DataError(f"{key}: '{path}' {error}. {remedy}") from error
+        raise DataError(f"annotations: '{path}' {error}. {remedy}") from error
     except (Exception, MemoryError) as error:  # damaged opcodes raise errors of many types
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{key}: cannot read '{path}' as a pickle: {reason:.200}. {remedy}") from error
+        raise DataError(f"annotations: cannot read '{path}' as a pickle: {reason:.200}. {remedy}") from error

@@ -9,25 +9,23 @@ from torch import Tensor
 from vitkit.visualization.canvas import break_lines, enlarge, font_for, tag_size
 
 _BAR = (120, 170, 220)
+_MOST = 5  # classes that are listed
 
 
-def draw_classes(
-    image: np.ndarray | Tensor, class_scores: Tensor, class_names: Sequence[str], *, most: int = 5
-) -> np.ndarray:
+def draw_classes(image: np.ndarray | Tensor, class_scores: Tensor, class_names: Sequence[str]) -> np.ndarray:
     """Draw the image above its most probable classes, each with a bar as long as its score.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
         class_scores: (C,) in 0..1.
         class_names: C names.
-        most: the maximum number of classes to list.
     Returns:
         (H', W', 3) uint8 RGB, with the list below the image.
     """
     base, _ = enlarge(image)
     font = font_for(base)
     line = round(tag_size(ImageDraw.Draw(base), "", font)[1]) + 2
-    scores, labels = class_scores.float().topk(min(most, len(class_names)))
+    scores, labels = class_scores.float().topk(min(_MOST, len(class_names)))
     names = [f"{score:.2f} {class_names[label]}" for label, score in zip(labels.tolist(), scores.tolist())]
     width = max(base.width, *(round(font.getlength(name)) + 8 for name in names))
     canvas = Image.new("RGB", (width, base.height + line * len(labels) + 4), "white")

@@ -6,7 +6,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from vitkit.errors import DataError
 from vitkit.protocols.evaluator import is_measured
-from vitkit.registry import nearest
 from vitkit.visualization.canvas import save_figure
 
 _HEADLINE = ("AP", "AP50", "AP75")
@@ -85,69 +84,19 @@ def plot_training(log_path: str | Path, out_path: str | Path) -> None:
         DataError: the log is missing or empty.
     """
     train, val = read_log(log_path)
-    losses = _loss_curves(train, val)
+    losses = loss_curves(train, val)
     # The total also includes the terms of auxiliary layers; on its axis the single terms would lie flat at the bottom.
     total = {name: losses.pop(name) for name in ("total", "validation total") if name in losses}
-    panels = {"loss": total, "terms of the loss": losses if len(losses) > 1 else {}, "validation": _metric_curves(val)}
+    panels = {"loss": total, "terms of the loss": losses if len(losses) > 1 else {}, "validation": metric_curves(val)}
     lines = {
-        title: [Line(name, color, name, *curve) for color, (name, curve) in zip(_colors(len(curves)), curves.items())]
+        title: [Line(name, color, name, *curves[name]) for name, color in zip(curves, line_colors(len(curves)))]
         for title, curves in panels.items()
         if curves
     }
-    _draw_panels(lines, out_path)
+    draw_panels(lines, out_path)
 
 
-def plot_runs(
-    logs: Mapping[str, str | Path],
-    out_path: str | Path,
-    *,
-    metrics: Sequence[str] | None = None,
-    losses: Sequence[str] = ("loss",),
-    smoothing: float | None = None,
-    x: Literal["epoch", "step"] = "epoch",
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """Save a PNG that compares runs: a panel for each loss and each validation metric, a color for each run.
-
-    Args:
-        logs: the name of a run in the figure -> its log; see `plot_training`.
-        out_path: the PNG's path; its folder is made.
-        metrics: the validation metrics to draw; None: AP, AP50 and AP75, or all metrics if a run has none of these.
-        losses: the losses to draw: "loss" is the total, with the validation total dashed; other names are its terms.
-        smoothing: the fraction of a loss curve over which it is averaged, 0 for none; None: a fortieth.
-        x: the unit of the x axis.
-    Returns:
-        run -> metric -> its highest value, and the epoch or step at which it was reached.
-    Raises:
-        DataError: a log is missing or empty, no run has a requested loss or metric, or there is nothing to draw.
-    """
-    records = {name: read_log(path) for name, path in logs.items()}
-    headline = dict.fromkeys(name for _, val in records.values() for name in _metric_curves(val, None, x))
-    terms = dict.fromkeys(name for train, val in records.values() for name in _loss_curves(train, val, x))
-    metrics = list(headline) if metrics is None else list(metrics)
-    panels: dict[str, list[Line]] = {}
-    best: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in records}
-    for title in (*losses, *metrics):
-        names = ["total", "validation total"] if title == "loss" else [title]
-        lines = []
-        for color, (run, (train, val)) in zip(_colors(len(records)), records.items()):
-            curves = _loss_curves(train, val, x) | _metric_curves(val, metrics, x)
-            for name in names:
-                if name in curves:
-                    label = f"{run}, validation" if name.startswith("validation") else run
-                    lines.append(Line(label, color, name, *curves[name]))
-                if name in metrics and name in curves:
-                    positions, values = curves[name]
-                    best[run][name] = float(values.max()), float(positions[values.argmax()])
-        if lines:
-            panels[title] = lines
-        elif title != "loss" or not headline:
-            everything = {name for _, val in records.values() for r in val for name in r.get("metrics", {})}
-            raise DataError(f"no run has a {title!r}. {nearest(title, {*everything, *terms} - {'total'})}")
-    _draw_panels(panels, out_path, smoothing, x)
-    return best
-
-
-def _colors(count: int) -> list[Any]:
+def line_colors(count: int) -> list[Any]:
     """Return a different color for each of `count` curves."""
     if count <= 10:
         return [f"C{number}" for number in range(count)]
@@ -167,7 +116,7 @@ class Line(NamedTuple):
     """(K,) the loss or metric at each position."""
 
 
-def _draw_panels(
+def draw_panels(
     panels: Mapping[str, Sequence[Line]], out_path: str | Path, smoothing: float | None = None, x: str = "epoch"
 ) -> None:
     across = 2 if len(panels) == 4 else max(1, min(3, len(panels)))
@@ -190,7 +139,7 @@ Curves = dict[str, tuple[np.ndarray, np.ndarray]]
 """Name -> epochs (or steps) and values, both (K,), K > 0, finite."""
 
 
-def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]], x: str = "epoch") -> Curves:
+def loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]], x: str = "epoch") -> Curves:
     points = {"total": [(record[x], record.get("loss")) for record in train]}
     points["validation total"] = [(record[x], record.get("metrics", {}).get("loss")) for record in val]
     # The terms of auxiliary layers resemble the final layer's and would only crowd the figure.
@@ -200,7 +149,7 @@ def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]],
     return _finite(points)
 
 
-def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None, x: str = "epoch") -> Curves:
+def metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None, x: str = "epoch") -> Curves:
     if metrics is None:
         names = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
         metrics = list(names)

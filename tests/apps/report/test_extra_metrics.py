@@ -9,12 +9,12 @@ import vitkit
 from vitkit import EVALUATORS
 from vitkit.apps.report import write_report
 from vitkit.apps.report.comparison import Compared, write_comparison
+from vitkit.apps.training.comparing import plot_runs
 from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.score_thresholds import find_best_row
 from vitkit.tools import compare as compare_tool
-from vitkit.visualization.curves import plot_runs
 
 
 class CountingEvaluator(CocoEvaluator):

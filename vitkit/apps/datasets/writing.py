@@ -6,11 +6,11 @@ them). What a format cannot hold is counted in `lost`.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 from xml.etree import ElementTree
 
@@ -28,13 +28,15 @@ from vitkit.io.atomic import link_atomically
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.folders import SPLIT_NAMES
 from vitkit.io.image_files import path_inside, read_header, upright_size
-from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing_text
+from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing
 from vitkit.io.parsing import check_distinct
 from vitkit.io.segmentations import decode_segmentation, encode_segmentation, overlap, round_pixels, visible_box
 from vitkit.text_format import is_name
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""
+NUM_SHOWN = 3
+"""The number of names in a line about items that were left out."""
 _ALL = "all"
 _NEGLIGIBLE = 0.01
 """Pixels; rounded numbers may lie as far outside of their image."""
@@ -563,3 +565,21 @@ def cut_polygon(polygon: list[float], height: int, width: int) -> list[float]:
                 kept.append(point)
         points = kept
     return [value for point in points for value in point] if len(points) > 2 else []
+
+
+@contextmanager
+def writing_text(path: Path, *, below: Path) -> Iterator[TextIO]:
+    """Yield a UTF-8 file to write to part by part; see `write_bytes`."""
+    with writing(path) as temporary:
+        check_links(path, below)
+        with temporary.open("x", encoding="utf-8") as file:
+            yield file
+
+
+def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+    """Describe what was left out: for each reason the number of items, and the first names."""
+    lines = []
+    for reason, names in left_out.items():
+        more = f", and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
+        lines.append(f"{len(names)} {reason}: {', '.join(names[:NUM_SHOWN])}{more}")
+    return lines

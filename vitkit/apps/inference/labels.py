@@ -8,10 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from vitkit.apps.datasets.writing import WRITERS
-from vitkit.data.formats.annotated import NUM_SHOWN, AnnotatedImages, left_out_lines
+from vitkit.apps.datasets.writing import NUM_SHOWN, WRITERS, left_out_lines, writing_text
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.output import writing_text
 from vitkit.io.segmentations import decode_segmentation
 
 

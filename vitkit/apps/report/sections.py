@@ -22,6 +22,8 @@ class Change(NamedTuple):
     """Whether the model is better than the other; None: the difference is not significant."""
 
 
+NUM_BINS = 10
+
 Cell = str | int | float | Estimate | Change
 
 
@@ -252,6 +254,21 @@ def expected_calibration_error(counts: np.ndarray) -> np.ndarray:
     total = counts[:, 0].sum(axis=1)
     error = np.abs(counts[:, 1] - counts[:, 2]).sum(axis=1)
     return np.divide(error, total, out=np.full(len(counts), np.nan), where=total > 0)
+
+
+def calibration_counts(scores: np.ndarray, samples: np.ndarray, correct: np.ndarray, num_samples: int) -> np.ndarray:
+    """Count predictions by score.
+
+    Args:
+        scores, samples, correct: (K,) score of each prediction, the number of its sample, and whether it is right.
+    Returns:
+        (3, bins, N): for each tenth of the score range, number of predictions, sum of scores, number of correct ones.
+    """
+    counts = np.zeros((3, NUM_BINS, num_samples))
+    bins = np.clip((scores * NUM_BINS).astype(int), 0, NUM_BINS - 1)
+    for row, values in zip(counts, (1, scores, correct)):
+        np.add.at(row, (bins, samples), values)
+    return counts
 
 
 def calibration_section(counts: np.ndarray, weights: np.ndarray, note: str) -> Section:

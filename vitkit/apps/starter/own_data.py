@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from vitkit.apps.datasets.splitting import split_dataset
-from vitkit.apps.datasets.writing import link_image, write_coco
+from vitkit.apps.datasets.writing import left_out_lines, link_image, write_coco
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
-from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, data_files

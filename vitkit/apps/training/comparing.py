@@ -18,7 +18,16 @@ from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import LengthGroup, draw_by_length
 from vitkit.logging import LOG_NAME
-from vitkit.visualization.curves import plot_runs, plot_training
+from vitkit.registry import nearest
+from vitkit.visualization.curves import (
+    Line,
+    draw_panels,
+    line_colors,
+    loss_curves,
+    metric_curves,
+    plot_training,
+    read_log,
+)
 
 
 def compare(
@@ -208,3 +217,53 @@ def _distinct_names(logs: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in logs]
+
+
+def plot_runs(
+    logs: Mapping[str, str | Path],
+    out_path: str | Path,
+    *,
+    metrics: Sequence[str] | None = None,
+    losses: Sequence[str] = ("loss",),
+    smoothing: float | None = None,
+    x: Literal["epoch", "step"] = "epoch",
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Save a PNG that compares runs: a panel for each loss and each validation metric, a color for each run.
+
+    Args:
+        logs: the name of a run in the figure -> its log; see `plot_training`.
+        out_path: the PNG's path; its folder is made.
+        metrics: the validation metrics to draw; None: AP, AP50 and AP75, or all metrics if a run has none of these.
+        losses: the losses to draw: "loss" is the total, with the validation total dashed; other names are its terms.
+        smoothing: the fraction of a loss curve over which it is averaged, 0 for none; None: a fortieth.
+        x: the unit of the x axis.
+    Returns:
+        run -> metric -> its highest value, and the epoch or step at which it was reached.
+    Raises:
+        DataError: a log is missing or empty, no run has a requested loss or metric, or there is nothing to draw.
+    """
+    records = {name: read_log(path) for name, path in logs.items()}
+    headline = dict.fromkeys(name for _, val in records.values() for name in metric_curves(val, None, x))
+    terms = dict.fromkeys(name for train, val in records.values() for name in loss_curves(train, val, x))
+    metrics = list(headline) if metrics is None else list(metrics)
+    panels: dict[str, list[Line]] = {}
+    best: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in records}
+    for title in (*losses, *metrics):
+        names = ["total", "validation total"] if title == "loss" else [title]
+        lines = []
+        for color, (run, (train, val)) in zip(line_colors(len(records)), records.items()):
+            curves = loss_curves(train, val, x) | metric_curves(val, metrics, x)
+            for name in names:
+                if name in curves:
+                    label = f"{run}, validation" if name.startswith("validation") else run
+                    lines.append(Line(label, color, name, *curves[name]))
+                if name in metrics and name in curves:
+                    positions, values = curves[name]
+                    best[run][name] = float(values.max()), float(positions[values.argmax()])
+        if lines:
+            panels[title] = lines
+        elif title != "loss" or not headline:
+            everything = {name for _, val in records.values() for r in val for name in r.get("metrics", {})}
+            raise DataError(f"no run has a {title!r}. {nearest(title, {*everything, *terms} - {'total'})}")
+    draw_panels(panels, out_path, smoothing, x)
+    return best

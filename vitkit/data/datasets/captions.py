@@ -211,14 +211,14 @@ class CocoCaptions(CaptionDataset):
         self.image_ids = np.array([entry["id"] for entry in usable], np.int64)
         self._file_names, self._name_offsets = flat_texts(entry["file_name"] for entry in usable)
         self._aspect_ratios = np.array([_aspect_ratio(entry) for entry in usable])
-        self._captions = _TextTable([captions[entry["id"]] for entry in usable])
+        self._captions, self._caption_offsets = flat_texts(json.dumps(captions[entry["id"]]) for entry in usable)
         super().__init__(transforms, min_count=min_count, features=features)
 
     def file_name(self, index: int) -> str:
         return flat_text(self._file_names, self._name_offsets, index)
 
     def references(self, index: int) -> list[str]:
-        return self._captions[index]
+        return json.loads(flat_text(self._captions, self._caption_offsets, index))
 
     def images_key(self) -> str:
         listed = "\n".join(f"{image_id} {self.file_name(k)}" for k, image_id in enumerate(self.image_ids))
@@ -280,19 +280,6 @@ def _aspect_ratio(entry: Mapping[str, Any]) -> float:
     """Return width / height of an entry of `images`, or 1 if it has no size; this only serves to group images."""
     width, height = entry.get("width"), entry.get("height")
     return width / height if width and height else 1.0
-
-
-class _TextTable:
-    """Lists of texts in one block of bytes, which forked workers share."""
-
-    def __init__(self, texts: Sequence[Sequence[str]]):
-        blobs = [json.dumps(list(texts_of_row)).encode() for texts_of_row in texts]
-        self._bytes = b"".join(blobs)
-        self._offsets = np.cumsum([0, *map(len, blobs)])
-
-    def __getitem__(self, index: int) -> list[str]:
-        start, stop = self._offsets[index : index + 2]
-        return json.loads(self._bytes[start:stop])
 
 
 def read_caption_file(

@@ -17,8 +17,6 @@ from vitkit.text_format import pluralize
 logger = logging.getLogger("vitkit")
 
 UNREADABLE = "images whose file cannot be read"
-NUM_SHOWN = 3
-"""The number of names in a line about items that were left out."""
 _HEAD = 4096
 _BLANKS = "blanks around class names"
 _MAX_SHOWN = 500
@@ -232,15 +230,6 @@ def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: s
         return None
     data.add_image(name, width, height, split)
     return data.images[-1]
-
-
-def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
-    """Describe what was left out: for each reason the number of items, and the first names."""
-    lines = []
-    for reason, names in left_out.items():
-        more = f", and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
-        lines.append(f"{len(names)} {reason}: {', '.join(names[:NUM_SHOWN])}{more}")
-    return lines
 
 
 def single_file(annotations: Path, pattern: str) -> Path:

@@ -9,6 +9,7 @@ from vitkit.apps.report.sections import (
     Image,
     Section,
     Table,
+    calibration_counts,
     calibration_section,
     missing_samples,
     overall_section,
@@ -49,11 +50,13 @@ def classification_sections(evaluator: ClassificationEvaluator) -> list[Section]
         Gallery(title, [[image(k)] for k in indices], long_side=220)
         for title, indices in (("most confidently wrong", lowest), ("most confidently correct", highest))
     ]
+    seen = np.flatnonzero(labels >= 0)
+    counts_by_score = calibration_counts(best_scores[seen], seen, best[seen] == labels[seen], len(labels))
     alerts = missing_samples(missing, len(labels), "no prediction, which counts as wrong.")
     return [
         overall_section(scores.overall, *alerts),
         Section("Classes", [Table(("class", "images", *columns), value_rows(scores.by_class, columns, counts))]),
         Section("Confusion matrix", [ConfusionMatrix(evaluator.confusion_matrix(), names, images_of)], _CONFUSION),
         Section("Images", galleries),
-        calibration_section(statistics.calibration_counts(), weights, _CALIBRATION),
+        calibration_section(counts_by_score, weights, _CALIBRATION),
     ]

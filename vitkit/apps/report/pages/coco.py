@@ -21,6 +21,7 @@ from vitkit.apps.report.sections import (
     LineChart,
     Section,
     Table,
+    calibration_counts,
     calibration_section,
     intervals_note,
     missing_samples,
@@ -28,12 +29,14 @@ from vitkit.apps.report.sections import (
     value_rows,
 )
 from vitkit.evaluation.coco import TITLES, CocoEvaluator
-from vitkit.evaluation.detection_statistics import CALIBRATED, RECALLS, THRESHOLDS, DetectionStatistics, f1_score
+from vitkit.evaluation.detection_statistics import RECALLS, THRESHOLDS, DetectionStatistics, f1_score
 from vitkit.evaluation.matching import IOUS
 from vitkit.protocols.dataset import Dataset
 from vitkit.text_format import pluralize
 
 _COLUMNS = ("AP", "AP50", "AP75", "AR")
+CALIBRATED = 0.05
+"""Calibration considers predictions with at least this score; the many below are hardly meant as detections."""
 _CURVES = 10  # number of classes in the precision-recall chart
 _CROWDED = ((0.0, 0.1, "isolated: IoU with every other below 0.1"), (0.1, 0.3, "0.1 to 0.3"), (0.3, 1.01, "from 0.3"))
 _RANKED = 8  # number of images with the lowest, and with the highest scores
@@ -72,8 +75,15 @@ def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
         Section("Precision and recall", _precision_recall(dataset, statistics, class_counts), _PRECISION),
         Section("Score threshold", [_detections(dataset, statistics, results, truth, thresholds)]),
         Section("Errors", _errors(errors, weights), _ERRORS.format(ap=_ap_name(statistics), iou=iou)),
-        calibration_section(statistics.calibration_counts(), weights, _CALIBRATION.format(iou)),
+        calibration_section(counts_by_score(statistics), weights, _CALIBRATION.format(iou)),
     ]
+
+
+def counts_by_score(statistics: DetectionStatistics) -> np.ndarray:
+    """Return `calibration_counts` of the predictions of all classes."""
+    scores, image, correct = map(np.concatenate, [*zip(*statistics.rankings())][:3])
+    meant = scores >= CALIBRATED
+    return calibration_counts(scores[meant], image[meant], correct[meant], len(statistics.sample_ids))
 
 
 @prediction_image.register
