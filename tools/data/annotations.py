@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from vitkit.apps.datasets.contents import count_classes, summarize
 from vitkit.apps.datasets.writing import STAYING, WRITERS, Lost, left_out_lines
 from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
@@ -34,7 +35,7 @@ def read_source(
     data = read_annotations(
         source, images, format=format, check_segmentations=check_segmentations, check_sizes=check_sizes
     )
-    print(f"{source}: {FORMATS[data.format].text}: {data.summary()}")
+    print(f"{source}: {FORMATS[data.format].text}: {summarize(data)}")
     for note in data.notes:
         print(f"  note: {note}")
     print_left_out(data.left_out, "left out")
@@ -117,11 +118,11 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
     after = read_annotations(where, data.folder if to in STAYING else None, format=to)
     for reason, names in after.left_out.items():
         lost.setdefault(reason, []).extend(names)
-    print(f"{out}: {FORMATS[to].text}: {after.summary()}")
+    print(f"{out}: {FORMATS[to].text}: {summarize(after)}")
     if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
         print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")
-    before, now = before or data.class_counts(), after.class_counts()
+    before, now = before or count_classes(data), count_classes(after)
     names = dict.fromkeys((*before, *now))
     width = max(map(len, names), default=0)
     for name in names:

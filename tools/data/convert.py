@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitkit.apps.datasets.contents import count_classes
 from vitkit.errors import ConfigError
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source, caption_formats
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
             check_segmentations=not args.fix,
             check_sizes="sizes" not in args.fix,
         )
-        before = data.class_counts()
+        before = count_classes(data)
         if args.fix:
             apply_fixes(data, args.fix)
             raise_issues(segmentation_issues(data.content, required=False), data.source.name)

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vitkit.apps.datasets.contents import summarize
 from vitkit.errors import ConfigError, DataError
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import add_out
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
             annotations, _, images = source.partition(",")
             with missing_images_explained():
                 data = read_annotations(annotations, images or None)
-            print(f"{annotations}: {FORMATS[data.format].text}: {data.summary()}")
+            print(f"{annotations}: {FORMATS[data.format].text}: {summarize(data)}")
             for note in data.notes:
                 print(f"  note: {note}")
             print_left_out(data.left_out, "left out")

@@ -11,6 +11,7 @@ Examples:
 
 import argparse
 
+from vitkit.apps.datasets.contents import count_classes
 from vitkit.tools.common import add_tiles, errors_in_one_line, fraction, positive, tiling_of
 from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source
 
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
                 channels=args.channels,
             )
             print_left_out(tiled.left_out, "left out")
-            write_annotations(tiled, args.to, args.out, before=data.class_counts())
+            write_annotations(tiled, args.to, args.out, before=count_classes(data))
 
 
 if __name__ == "__main__":

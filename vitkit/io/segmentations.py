@@ -142,13 +142,6 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> np.ndarra
     return coco_mask.decode(encode_segmentation(segmentation, height, width))
 
 
-def overlap(a: Any, b: Any, height: int, width: int) -> float:
-    """Return the intersection over union of two masks, in any of COCO's forms, in an image; 1 if both are empty."""
-    a, b = (encode_segmentation(segmentation, height, width) for segmentation in (a, b))
-    union = float(coco_mask.area(coco_mask.merge([a, b])))
-    return float(coco_mask.area(coco_mask.merge([a, b], intersect=True))) / union if union else 1.0
-
-
 def visible_box(annotation: Mapping[str, Any], height: int, width: int) -> list[float]:
     """Return the box, xywh, of what an image shows of an object: its box cut at the border, or that of its polygons'
     visible part if its box is the polygons', which may be smaller."""

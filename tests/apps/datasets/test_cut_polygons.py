@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.apps.datasets.writing import WRITERS, cut_polygon, write_voc
+from vitkit.apps.datasets.writing import WRITERS, cut_polygon, overlap, write_voc
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
-from vitkit.io.segmentations import decode_segmentation, overlap, polygon_fields, visible_box
+from vitkit.io.segmentations import decode_segmentation, polygon_fields, visible_box
 
 WIDTH, HEIGHT = 90, 60
 SHAPES = {

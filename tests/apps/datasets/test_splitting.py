@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.contents import count_classes
 from vitkit.apps.datasets.image_groups import frame_number, group_images, series_of, similar_pairs, stratify, thumbnail
 from vitkit.apps.datasets.merging import merge_datasets, tile_dataset
 from vitkit.apps.datasets.splitting import split_dataset
@@ -41,7 +42,7 @@ def test_each_class_has_its_share_in_each_split(tmp_path):
     data = dataset(tmp_path, [f"{k}x.png" for k in range(40)], lambda k: ["cat"] + ["rare"] * (k % 10 == 0))
     split_dataset(data, {"val": 0.25, "test": 0.25})
     assert {name: len(ids) for name, ids in data.splits.items()} == {"train": 20, "val": 10, "test": 10}
-    assert {name: data.split(name).class_counts()["rare"] for name in data.splits} == {"train": 2, "val": 1, "test": 1}
+    assert {name: count_classes(data.split(name))["rare"] for name in data.splits} == {"train": 2, "val": 1, "test": 1}
     first = data.splits
     split_dataset(data, {"val": 0.25, "test": 0.25})
     assert data.splits == first
@@ -132,7 +133,7 @@ def test_datasets_are_merged_by_class_name(tmp_path):
     a = dataset(tmp_path / "a", ["1.png"], lambda k: ["cat", "dirt"])
     b = dataset(tmp_path / "b", ["1.png", "2.png"], lambda k: ["Cats"])
     merged = merge_datasets([a, b], {"Cats": "cat", "dirt": ""}, tmp_path / "out")
-    assert merged.class_counts() == {"cat": 3} and len(merged.images) == 3
+    assert count_classes(merged) == {"cat": 3} and len(merged.images) == 3
     assert list(merged.left_out.values()) == [["dirt 2"]]
     assert all((merged.folder / image["file_name"]).is_file() for image in merged.images)
     with pytest.raises(DataError, match="--map cow: no dataset has this class"):

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import cv2
 import numpy as np
 import yaml
+from pycocotools import mask as coco_mask
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.grounding import GroundedImage
@@ -30,7 +31,7 @@ from vitkit.io.folders import SPLIT_NAMES
 from vitkit.io.image_files import path_inside, read_header, upright_size
 from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing
 from vitkit.io.parsing import check_distinct
-from vitkit.io.segmentations import decode_segmentation, encode_segmentation, overlap, round_pixels, visible_box
+from vitkit.io.segmentations import decode_segmentation, encode_segmentation, round_pixels, visible_box
 from vitkit.text_format import is_name
 
 Lost = dict[str, list[str]]
@@ -583,3 +584,10 @@ def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
         more = f", and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
         lines.append(f"{len(names)} {reason}: {', '.join(names[:NUM_SHOWN])}{more}")
     return lines
+
+
+def overlap(a: Any, b: Any, height: int, width: int) -> float:
+    """Return the intersection over union of two masks, in any of COCO's forms, in an image; 1 if both are empty."""
+    a, b = (encode_segmentation(segmentation, height, width) for segmentation in (a, b))
+    union = float(coco_mask.area(coco_mask.merge([a, b])))
+    return float(coco_mask.area(coco_mask.merge([a, b], intersect=True))) / union if union else 1.0

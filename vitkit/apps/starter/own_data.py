@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.apps.datasets.contents import count_classes, summarize
 from vitkit.apps.datasets.splitting import split_dataset
 from vitkit.apps.datasets.writing import left_out_lines, link_image, write_coco
 from vitkit.data.datasets.image_folder import ImageFolder
@@ -104,8 +105,8 @@ def read_detection(images: Path, annotations: Path | None, fraction: float, out:
         write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
     sides = [min(image["width"], image["height"]) for image in data.images]
-    summary = f"{FORMATS[data.format].text}: {data.summary()}"
-    fewest = min(filter(None, data.split("train").class_counts().values()), default=0)
+    summary = f"{FORMATS[data.format].text}: {summarize(data)}"
+    fewest = min(filter(None, count_classes(data.split("train")).values()), default=0)
     return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
 
 

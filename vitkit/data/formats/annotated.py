@@ -12,7 +12,6 @@ from vitkit.io.folders import ImageFiles, is_hidden
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import describe_wrong_segmentation, polygon_box, round_pixels
-from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -197,22 +196,6 @@ class AnnotatedImages:
                 )
             if log:
                 logger.warning("%s: left out %d %s, such as %s", self.source, len(names), reason, names[0])
-
-    def summary(self) -> str:
-        """Summarize the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
-        parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
-        text = f"{pluralize(len(self.images), 'images')}{f' ({parts})' if parts else ''}, "
-        text += f"{pluralize(len(self.annotations), 'objects')} of {pluralize(len(self.categories), 'classes')}"
-        num_masks = sum(bool(a.get("segmentation")) for a in self.annotations)
-        return text + (f", {num_masks} with masks" if num_masks else "")
-
-    def class_counts(self) -> dict[str, int]:
-        """Return the number of objects of each class."""
-        names = {category["id"]: category["name"] for category in self.categories}
-        counts = dict.fromkeys(names.values(), 0)
-        for annotation in self.annotations:
-            counts[names[annotation["category_id"]]] += 1
-        return counts
 
 
 def read_head(path: Path) -> bytes:
