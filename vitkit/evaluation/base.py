@@ -52,7 +52,6 @@ class SampleEvaluator(Evaluator):
             self.stored_predictions = {key: merged[key] for key in sorted(merged)}
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics on the main process, an empty dict elsewhere."""
         if not is_main():
             return {}
         self.metrics = self._compute()

@@ -79,7 +79,6 @@ class CaptionEvaluator(SampleEvaluator):
         return self._metrics_of(self._statistics)
 
     def statistics(self) -> CaptionStatistics:
-        """Return each image's contribution to the metrics of the last `compute()`."""
         if self._statistics is None:
             raise ValueError("CaptionEvaluator.statistics: call compute() first.")
         return self._statistics

@@ -88,7 +88,6 @@ class ClassificationEvaluator(SampleEvaluator):
         return matrix
 
     def statistics(self) -> ClassificationStatistics:
-        """Return each image's contribution to the metrics of the last `compute()`."""
         ids = list(self.dataset.image_ids)
         width = min(_NUM_BEST, len(self.dataset.classes))
         labels, best, scores = np.full(len(ids), -1), np.full((len(ids), width), -2), np.zeros((len(ids), width))

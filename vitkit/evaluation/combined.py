@@ -38,11 +38,9 @@ class CombinedEvaluator(Evaluator):
 
     @property
     def parts(self) -> Sequence[Evaluator]:
-        """The evaluators."""
         return self.evaluators
 
     def check_dataset(self) -> None:
-        """Check what each evaluator reads of the dataset."""
         for evaluator in self.evaluators:
             evaluator.check_dataset()
 
@@ -51,17 +49,14 @@ class CombinedEvaluator(Evaluator):
         return all(evaluator.measures(metric) for evaluator in self.evaluators)
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch to each evaluator."""
         for evaluator in self.evaluators:
             evaluator.update(predictions, targets)
 
     def gather(self) -> None:
-        """Gather the batches of all ranks on the main process."""
         for evaluator in self.evaluators:
             evaluator.gather()
 
     def compute(self) -> dict[str, float]:
-        """Return all metrics on the main process; an empty dict elsewhere."""
         return {name: value for evaluator in self.evaluators for name, value in evaluator.compute().items()}
 
     def table(self) -> str:
@@ -69,7 +64,6 @@ class CombinedEvaluator(Evaluator):
         return "\n\n".join(filter(None, (evaluator.table() for evaluator in self.evaluators)))
 
     def per_class(self) -> dict[str, float]:
-        """Return the first evaluator's metric for each class."""
         return self.evaluators[0].per_class()
 
     def score_thresholds(self) -> ScoreThresholds | None:

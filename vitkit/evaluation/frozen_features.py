@@ -67,11 +67,9 @@ class FeatureClassifier(ClassificationEvaluator):
         )
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics on the main process, an empty dict elsewhere."""
         return {f"{self.prefix}/{name}": value for name, value in super().compute().items()}
 
     def table(self) -> str:
-        """Return the metrics of the last `compute()` as lines to print; empty on other processes."""
         text = super().table()
         return f"{self.prefix}: {text}" if text else ""
 

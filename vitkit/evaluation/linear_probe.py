@@ -41,7 +41,6 @@ class LinearProbe(FeatureClassifier):
         self.folds, self.penalty = folds, penalty
 
     def classify(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-        """See `FeatureClassifier`."""
         folds = assign_folds(labels, min(self.folds, len(labels)))
         scores = features.new_zeros(len(features), num_classes)
         for fold in folds.unique():

@@ -58,7 +58,6 @@ class LvisEvaluator(CocoEvaluator):
         return to_results(self._within_limit())
 
     def incomplete_classes(self, image: Mapping[str, Any]) -> Sequence[int]:
-        """Return the category ids whose objects are not all annotated in an image."""
         return image[ANNOTATED_CLASSES[1]]
 
     def select_predictions(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:

@@ -36,7 +36,6 @@ class NearestNeighbors(FeatureClassifier):
         self.k, self.temperature = k, temperature
 
     def classify(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-        """See `FeatureClassifier`."""
         similarities, neighbors = nearest_neighbors(features, self.k)
         return vote(similarities, labels[neighbors], num_classes, temperature=self.temperature)
 

@@ -107,7 +107,6 @@ class PanopticEvaluator(SampleEvaluator):
         return PanopticMap(decode_ids(prediction.png), prediction.segments)
 
     def statistics(self) -> PanopticStatistics:
-        """Return each image's contribution to the metrics of the last `compute()`."""
         matches = np.zeros((len(self._position_of), len(self.dataset.classes), 4))
         for k, (image_id, position) in enumerate(self._position_of.items()):
             if image_id in self.stored_predictions:

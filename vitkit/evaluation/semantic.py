@@ -139,7 +139,6 @@ class SemanticEvaluator(SampleEvaluator):
         return label_of[decode_labels(self.stored_predictions[image_id].png)]
 
     def statistics(self) -> SemanticStatistics:
-        """Return each image's contribution to the metrics of the last `compute()`."""
         ids, num_classes = list(self._position_of), len(self.dataset.classes)
         regions = np.zeros((len(ids), 3, num_classes))
         boundaries = np.zeros((len(ids), 3, num_classes)) if self.boundary else None

@@ -145,7 +145,6 @@ class TextEvaluator(SampleEvaluator):
         return [LengthGroup(least, most, len(group), self._score(name, group)) for least, most, group in joined]
 
     def statistics(self) -> TextStatistics:
-        """Return each sentence's contribution to the metrics of the last `compute()`."""
         sentences = list(self.stored_predictions.values())
         texts, references = [sentence.text for sentence in sentences], _references_by_number(sentences)
         sums = {name: sacrebleu_sums(metric, texts, references) for name, metric in self._corpus_metrics.items()}
@@ -262,12 +261,10 @@ class LanguageModelEvaluator(SampleEvaluator):
         return {"perplexity": perplexity(-mean), "log_likelihood": mean, "token_accuracy": right / max(tokens, 1)}
 
     def statistics(self) -> LikelihoodStatistics:
-        """Return each sentence's contribution to the metrics of the last `compute()`."""
         tokens, right, log_likelihoods = np.array(list(self.stored_predictions.values()), np.float64).reshape(-1, 3).T
         return LikelihoodStatistics(list(self.stored_predictions), tokens, right, log_likelihoods)
 
     def _table_lines(self) -> list[str]:
-        """Return a single line."""
         tokens = sum(sentence.tokens for sentence in self.stored_predictions.values())
         return [
             f"perplexity {self.metrics['perplexity']:.3f}   token accuracy {self.metrics['token_accuracy']:.4f}   "

@@ -131,13 +131,8 @@ class VideoFile:
 
     Frames are numbered in the order of the times stated in the file's packets, which are read first, so a number is
     exact for any distance of key frames, with B-frames and with varying frame rates. A frame is decoded from the
-    preceding key frame on; frames in between are skipped if no requested frame depends on them.
-
-    PyAV, OpenCV and torchcodec were compared on 17 files (H.264, H.265, MPEG-4 and VP9 in MP4, Matroska, AVI and
-    MPEG-TS; variable frame rates, key frames every 12 to 250 frames, open groups, B-frames), 64 frames of each. This
-    class returned the right frame each time; OpenCV's seeking was wrong in up to 48 of 64 frames. 16 of the 64 frames
-    at 480p took 172 ms on one core with a key frame every 12 frames and 436 ms every 250, decoding all 300 frames 769
-    and 712 ms (`python tools/benchmark clips`). torchcodec needs an installation of FFmpeg; PyAV brings its own.
+    preceding key frame on; frames in between are skipped if no requested frame depends on them. OpenCV seeks wrongly in
+    such files.
     """
 
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):

@@ -1,8 +1,7 @@
 """Text to token ids and back: words, characters, or subwords that are learned from the text; or others' tokenizers.
 
-Subwords are trained and applied by the `sentencepiece` library rather than `tokenizers`: both of its kinds are the same
-in every process (the unigram pieces of `tokenizers` 0.23 are not), it needs no other package, and on Multi30k it trains
-and applies them in less time.
+The `sentencepiece` library trains and applies subwords: its pieces are the same in every process, unlike the unigram
+pieces of `tokenizers` 0.23.
 """
 
 import base64
@@ -432,7 +431,6 @@ class TokenizerVocabulary(Vocabulary):
         return decoder.get("prefix") if decoder.get("type") == "WordPiece" else None
 
     def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
-        """Encode many texts."""
         texts = [normalize_text(text) for text in texts]
         encoded = []
         with _tokenizers_errors():
@@ -444,7 +442,6 @@ class TokenizerVocabulary(Vocabulary):
         return encoded
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return, for each token of `encode(text)`, its characters [begin, end) in `normalize_text(text)`."""
         with _tokenizers_errors():
             return self._tokenizer.encode(normalize_text(text), add_special_tokens=False).offsets
 
@@ -455,12 +452,10 @@ class TokenizerVocabulary(Vocabulary):
         return [*first, *(index for ids in others for index in (self.mask_id, *ids))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids, without special tokens other than UNK."""
         special = {PAD, BOS, EOS, self.mask_id}
         return self._join([self.tokens[index] for index in ids if index not in special]).strip()
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
-        """Return each token as text: with SPACE where a word begins, special tokens by their names."""
         num_special = len(self.special)
         return [self.tokens[index] if index < num_special else self._text(self.tokens[index]) for index in ids]
 

@@ -108,7 +108,6 @@ class CaptionDataset(BaseImageDataset):
         self._vocabulary = vocabulary
 
     def use_vocabularies_of(self, other: "CaptionDataset") -> None:
-        """Take the vocabulary of the training dataset."""
         self._vocabulary = other.target_vocabulary
 
     def load_sample(self, index: int, seed: int | None) -> dict[str, Any]:

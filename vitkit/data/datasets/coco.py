@@ -188,7 +188,6 @@ class CocoDetection(ListedObjects):
         return masks
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Dataset`."""
         return self.table.image_classes()
 
     def _read_truth(self) -> dict[str, np.ndarray]:

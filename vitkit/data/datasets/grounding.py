@@ -213,7 +213,6 @@ class GroundingDataset(ListedObjects):
         return marshal.loads(self.table.texts[start:stop]) if stop > start else None
 
     def phrases(self) -> Iterator[str] | None:
-        """See `Dataset`."""
         if not len(self.table.texts):
             return None
         texts = map(self._text, range(len(self)))

@@ -117,7 +117,6 @@ class MixedDataset(BaseImageDataset):
             dataset.set_epoch(epoch)
 
     def sample_weights(self) -> np.ndarray:
-        """See `Dataset`."""
         return np.repeat(np.array(self.weights, np.float64), np.diff(self._starts))
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -133,6 +132,5 @@ class MixedDataset(BaseImageDataset):
         return None if self.classes is None else (images, labels)
 
     def phrases(self) -> Iterator[str] | None:
-        """See `Dataset`."""
         parts = [part for part in (dataset.phrases() for dataset in self.datasets) if part is not None]
         return chain(*parts) if parts else None

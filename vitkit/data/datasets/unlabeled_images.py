@@ -90,7 +90,6 @@ class UnlabeledImages(BaseImageDataset):
             self.collate = collate_features
 
     def images_key(self) -> str:
-        """See `FeatureSource`."""
         listed = "\n".join(map(str, self.image_ids))
         return f"{len(self)} images {hashlib.sha256(listed.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
@@ -116,7 +115,6 @@ class UnlabeledImages(BaseImageDataset):
         """Return None: crops have one size, so batches need no grouping, for which every file would be opened."""
 
     def sample_weights(self) -> np.ndarray | None:
-        """See `Dataset`."""
         return None if self.repeats == 1 else np.full(len(self), float(self.repeats))
 
     def load_image(self, index: int) -> np.ndarray:

@@ -92,7 +92,6 @@ class ClipDataset(ClassificationDataset):
         return Sample(image=views if len(views) > 1 else views[0], target=target)
 
     def load_frames(self, index: int, count: int) -> list[np.ndarray]:
-        """Return `count` frames spread from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
         with self.open(index) as video:
             return list(video.frames(np.linspace(0, len(video.times) - 1, count).round().astype(int).tolist()))
 

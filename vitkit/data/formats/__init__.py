@@ -1,9 +1,7 @@
 """Reads annotations of boxes and masks in the formats of other tools into the fields of COCO's format.
 
 `read_annotations` detects which format a file or folder has; `CocoDetection` reads all of them through it, and `vitkit
-convert` writes most of them. The readers are our own: `supervision`, which reads YOLO, VOC and LabelMe, keeps the
-mask of every polygon as an array of the image's size, loses VOC's flags, writes VOC's boxes in integer pixels, and
-supports neither CVAT nor CSV. The tests compare with it.
+convert` writes most of them.
 """
 
 from collections import Counter

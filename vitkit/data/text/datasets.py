@@ -201,7 +201,6 @@ class TextDataset(Dataset):
         self._tokens = self._lines = None
 
     def use_vocabularies_of(self, other: "TextDataset") -> None:
-        """Take the vocabularies of the training dataset."""
         self.vocabularies = other.vocabularies
 
     def _train_vocabularies(self) -> list[Vocabulary]:

@@ -1,8 +1,4 @@
-"""Mosaic, copy-paste and mixup: combine several images of a dataset, with boxes and masks, into one.
-
-Written here rather than taken from albumentations: it has no copy-paste of objects and no mixup with boxes, and its
-mosaic expects the other images' boxes in a form of its own, which has changed between recent versions.
-"""
+"""Mosaic, copy-paste and mixup: combine several images of a dataset, with boxes and masks, into one."""
 
 from typing import NamedTuple
 
