@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from sys import intern
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from vitkit.io.json_files import RepeatedKey, explain_errors, pause_gc, read_json, to_object
 
@@ -15,8 +15,8 @@ _READ = 1 << 20
 _ENTRIES = 4000
 """Number of entries of a list that are passed on together."""
 _MARGIN = 16
-"""A value that ends, or is wrong, so many letters before the end of what was read does not depend on what follows:
-longer than numbers' ends, constants and escapes. Only texts are longer."""
+"""A value that ends so many letters before the end of what was read does not depend on what follows: longer than the
+ends of numbers."""
 _find_letter = re.compile(r"[ \t\n\r]*").match
 
 
@@ -33,10 +33,9 @@ def read_json_parts(path: Path, part: str, take: Callable[[list[Any]], None]) ->
         text = _Text(file)
         try:
             return _read_parts(text, part, take) if text.letter() == "{" else read_json(path)
-        except (ValueError, RecursionError) as error:
-            # json.loads decodes the whole file before it parses any of it.
-            if isinstance(error, UnicodeDecodeError) or not text.is_decodable():
-                read_json(path)
+        except (ValueError, RecursionError):
+            # Given the whole text, Python's parser says what is wrong with it, and where; no object is kept.
+            json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: to_object(pairs) and None)
             raise
 
 
@@ -53,15 +52,14 @@ def _read_parts(text: "_Text", part: str, take: Callable[[list[Any]], None]) -> 
             content[name] = text.value()
     to_object([(name, None) for name in names])  # raises an error for repeated names
     if text.letter():
-        text.fail("Extra data")
+        raise ValueError("text after the object")
     return content
 
 
 class _Text:
     """The text of a file, of which only the part that is being parsed is in memory.
 
-    Values are parsed by Python's own scanner, which also words the errors between them: it is given the text from there
-    on, after a beginning in which the same is expected.
+    Python's own scanner parses the values; the methods raise ValueError for what is not JSON.
     """
 
     def __init__(self, file: BinaryIO):
@@ -72,132 +70,74 @@ class _Text:
         self._decoder = codecs.getincrementaldecoder(json.detect_encoding(start))("surrogatepass")
         self._scan = json.JSONDecoder(object_pairs_hook=_with_interned_keys).scan_once
         self._text, self._position, self._is_whole = "", 0, False
-        self._lines, self._columns = 0, 0
-        """Number of line ends before the text, and of letters between the last of them and the text."""
 
     def _read_on(self) -> bool:
         """Drop what was parsed, and read more; return whether the file had not ended yet."""
         if self._is_whole:
             return False
-        dropped, rest = self._text[: self._position], self._text[self._position :]
-        if "\n" in dropped:
-            self._lines, self._columns = self._lines + dropped.count("\n"), -dropped.rindex("\n") - 1
-        self._columns += len(dropped)
+        rest = self._text[self._position :]
         data = self._file.read(max(_READ, len(rest)))  # so that a long value is parsed again only a few times
         self._is_whole = not data
         self._text, self._position = rest + self._decoder.decode(data, final=not data), 0
         return True
 
-    def letter(self, skip: int = 0) -> str:
-        """Return the next letter that is not a space, "" at the end of the file.
-
-        Args:
-            skip: number of letters to ignore before; 0: spaces are passed.
-        """
+    def letter(self) -> str:
+        """Go to the next letter that is not a space, and return it; "" at the end of the file."""
         while True:
-            end = _find_letter(self._text, self._position + skip).end()
-            if end < len(self._text) or not self._read_on():
-                break
-        if not skip:
-            self._position = end
-        return self._text[end : end + 1]
+            self._position = _find_letter(self._text, self._position).end()
+            if self._position < len(self._text) or not self._read_on():
+                return self._text[self._position : self._position + 1]
+
+    def _pass(self, *expected: str) -> str:
+        """Pass the next letter, which is one of those expected, and return it."""
+        if (letter := self.letter()) not in expected:
+            raise ValueError(f"{letter!r} in place of {expected}")
+        self._position += 1
+        return letter
 
     def names(self) -> Iterator[str]:
         """Yield the names in the object that begins here; the caller reads the value of each."""
-        self._position += 1
-        if self.letter() not in ('"', "}"):
-            self._fail_after("{")
-        goes_on = self.letter() == '"'
+        self._pass("{")
+        goes_on = self.letter() != "}"
+        if not goes_on:
+            self._pass("}")
         while goes_on:
+            if self.letter() != '"':
+                raise ValueError("no name")
             name = self.value()
-            if self.letter() != ":":
-                self._fail_after('{""')
-            self._position += 1
-            self.letter()
+            self._pass(":")
             yield name
-            goes_on = self._goes_on("}", '{"":""', '"')
-        self._position += 1
+            goes_on = self._pass(",", "}") == ","
 
     def entries(self) -> Iterator[list[Any]]:
         """Yield the entries of the list that begins here, some at a time."""
-        self._position += 1
+        self._pass("[")
         entries: list[Any] = []
         goes_on = self.letter() != "]"
+        if not goes_on:
+            self._pass("]")
         while goes_on:
             entries.append(self.value())
-            if len(entries) == _ENTRIES:
+            goes_on = self._pass(",", "]") == ","
+            if len(entries) == _ENTRIES or not goes_on:
                 yield entries
                 entries = []
-            goes_on = self._goes_on("]", '[""')
-        self._position += 1
-        if entries:
-            yield entries
-
-    def _goes_on(self, end: str, before: str, expected: str = "") -> bool:
-        """Pass a comma; return False at the end of the list or object."""
-        letter = self.letter()
-        if letter == end:
-            return False
-        if letter != "," or (after := self.letter(1)) == end or not after.startswith(expected):
-            self._fail_after(before)
-        self._position += 1
-        self.letter()
-        return True
 
     def value(self) -> Any:
         """Return the value that begins here."""
-        wrong = None
+        self.letter()
         while True:
             try:
                 value, end = self._scan(self._text, self._position)
-            except StopIteration as stop:
-                message, end = "Expecting value", stop.value
-            except json.JSONDecodeError as error:
-                message, end = error.msg, error.pos
             except RepeatedKey:
                 raise
-            except ValueError as error:  # a number of too many digits, which the message counts
-                if str(error) == wrong or not self._read_on():
-                    raise
-                wrong = str(error)
+            except (StopIteration, ValueError) as error:  # also of a text that ends within the value
+                if not self._read_on():
+                    raise ValueError("no value") from error
                 continue
-            else:
-                message = ""
-            is_complete = end + _MARGIN < len(self._text) and not message.startswith("Unterminated string")
-            if is_complete or not self._read_on():
-                break
-        self._position = end
-        if message:
-            self.fail(message)
-        return value
-
-    def _fail_after(self, before: str) -> NoReturn:
-        """Raise the error that the scanner has for the text from here on."""
-        try:
-            self._scan(before + self._text[self._position :], 0)
-        except StopIteration as stop:
-            self._position += stop.value - len(before)
-            self.fail("Expecting value")
-        except json.JSONDecodeError as error:
-            self._position += error.pos - len(before)
-            self.fail(error.msg)
-        raise AssertionError("the text is valid")
-
-    def fail(self, message: str) -> NoReturn:
-        """Raise an error at this position."""
-        error = json.JSONDecodeError(message, self._text, self._position)
-        error.colno += self._columns if error.lineno == 1 else 0
-        error.lineno += self._lines
-        raise error
-
-    def is_decodable(self) -> bool:
-        """Whether the rest of the file is text; it is skipped."""
-        try:
-            while self._read_on():
-                self._position = len(self._text)
-        except UnicodeDecodeError:
-            return False
-        return True
+            if end + _MARGIN < len(self._text) or not self._read_on():
+                self._position = end
+                return value
 
 
 def _with_interned_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
