@@ -1,4 +1,4 @@
-"""What the processes of a run do together; every function also works without a process group."""
+"""Collective operations of a run's processes; every function also works without a process group."""
 
 import logging
 import os

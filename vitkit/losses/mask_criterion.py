@@ -148,7 +148,7 @@ class MaskCriterion(MatchedCriterion):
 
     @property
     def num_uncertain(self) -> int:
-        """How many of the `num_points` are the most uncertain ones, which come first."""
+        """Number of the most uncertain ones among the `num_points`, which come first."""
         return int(self.importance * self.num_points)
 
     def choose_points(self, layer: int, logits: Tensor) -> Tensor:
