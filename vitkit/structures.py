@@ -188,7 +188,7 @@ class PanopticPrediction(TypedDict):
 
 
 class AttentionLayers(NamedTuple):
-    """Where a model's attention lies: its attention modules by what attends to what, first layer to last."""
+    """A model's attention modules by what attends to what, from the first layer to the last."""
 
     encoder: Sequence[nn.Module] = ()
     """Modules in which each location of a map of the image attends to all others."""
