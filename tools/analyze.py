@@ -210,12 +210,12 @@ def main(argv: list[str] | None = None) -> None:
             is_text = isinstance(result, TextCosts)
             show = tables.print_text_costs if is_text else partial(tables.print_costs, device=args.device)
     if args.json:
-        print(json.dumps(result if isinstance(result, list) else without_none(result), indent=2))
+        print(json.dumps(result if isinstance(result, list) else drop_none(result), indent=2))
     elif not isinstance(result, list):
         show(result)
 
 
-def without_none(result: Any) -> dict[str, Any]:
+def drop_none(result: Any) -> dict[str, Any]:
     """Return the fields of a dataclass and of those inside it, but for the ones that are None."""
     return asdict(result, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 

@@ -29,7 +29,7 @@ def print_costs(costs: ImageCosts, device: str) -> None:
     whole = costs.parts[""]
     columns = [column for column in columns if column[0] in whole]
     lines = [["part", "type", *(title for _, title, _, _ in columns)]]
-    for name, row in with_own(costs.parts):
+    for name, row in insert_own_rows(costs.parts):
         numbers = [format(row[field] / unit, spec) if field in row else "" for field, _, unit, spec in columns]
         lines.append([indent_lines(name), costs.types.get(name, ""), *numbers])
     print_table(costs, "", lines)
@@ -69,7 +69,7 @@ def print_similarities(results: Sequence[Similarities]) -> None:
         print(f"  {result.layers[i]:{width}}  {value:.3f}  {result.other_layers[j]}")
 
 
-def with_own(rows: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def insert_own_rows(rows: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows and, below a part whose listed parts have fewer MACs than itself, the rest as "(itself)"."""
     for name, row in rows.items():
         yield name, row

@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
     figure = f"{out.stem}_confusion.png"
     figure = out.with_name(figure) if args.out else new_file(figure, args.model or "")
     metrics_file = out.with_name(f"{out.stem}_{METRICS}") if args.out else new_file(METRICS, args.model or "")
-    details = Details(
+    details = EvaluationDetails(
         args.split,
         per_class=args.per_class,
         per_size=args.per_size,
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
         close_distributed()
 
 
-class Details(NamedTuple):
+class EvaluationDetails(NamedTuple):
     """What is printed of an evaluation besides its table."""
 
     split: str
@@ -232,7 +232,7 @@ def write_page(evaluator: Any, path: Path | None, facts: Mapping[str, str]) -> N
     print(f"the report is {written} ({written.stat().st_size / 1e6:.1f} MB)")
 
 
-def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None) -> None:
+def show(evaluator: Any, details: EvaluationDetails, stored: ScoreThresholds | None = None) -> None:
     """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
     detections = [part for part in evaluator.parts if part.iou_types]
     for part in detections if details.iou is not None else ():

@@ -12,7 +12,7 @@ from torch import nn
 
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.apps.explanations import api, dense, images
-from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation
 from vitkit.apps.explanations.sampling import SamplingRecorder
 from vitkit.data.synthetic.world import THINGS
 from vitkit.errors import ConfigError
@@ -226,7 +226,7 @@ def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(tmp_path)
 
     scores = torch.tensor([0.6, 0.1, 0.9, 0.7])
     predictor = SimpleNamespace(thresholds=ScoreThresholds(0.5, (0.65, 0.8), origin="best F1"))
-    default, asked = Request(), Request(threshold=0.5)
+    default, asked = ExplainRequest(), ExplainRequest(threshold=0.5)
     result = Explanation(tmp_path)
     assert dense.choose_queries(predictor, queries(scores), default, result, 7) == [2]
     assert dense.choose_queries(predictor, queries(scores), asked, result, 7) == [2, 3, 0]

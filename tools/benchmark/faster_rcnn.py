@@ -90,7 +90,7 @@ def build(args: argparse.Namespace, num_classes: int) -> FasterRCNN:
     )  # fmt: skip
 
 
-class Photos(CocoDetection):
+class LabeledPhotos(CocoDetection):
     """Images with boxes and labels from 1 in the order of category ids, and without crowds, as in the references.
 
     torchvision's own wrapper leaves out boxes and labels where an image has none, which its transforms do not allow.
@@ -153,7 +153,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         ]
     )
     plain = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
-    train_set, val_set = Photos(args.root, "train", augment), Photos(args.root, "val", plain)
+    train_set, val_set = LabeledPhotos(args.root, "train", augment), LabeledPhotos(args.root, "val", plain)
     loader = DataLoader(train_set, batch_size=2, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
     model = build(args, 1 + len(train_set.category_ids))
     parameters = [p for p in model.parameters() if p.requires_grad]

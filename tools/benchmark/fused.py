@@ -81,8 +81,8 @@ def shares(what: str, config: str, options: Options) -> list[Row]:
     model, times = random_model(config).fuse(), Counter()
     for name, module in model.named_modules():
         if part := part_of(name, module):
-            module.forward = timed(module.forward, part, times, options)
-    call = timed(run(model), "all", times, options)
+            module.forward = time_part(module.forward, part, times, options)
+    call = time_part(run(model), "all", times, options)
     call()
     times.clear()
     for _ in range(options.repeats):
@@ -106,7 +106,7 @@ def part_of(name: str, module: nn.Module) -> str:
     return ""
 
 
-def timed(function: Callable[..., Tensor], part: str, times: Counter, options: Options) -> Callable[..., Tensor]:
+def time_part(function: Callable[..., Tensor], part: str, times: Counter, options: Options) -> Callable[..., Tensor]:
     """Return a function that adds its time to that of a part."""
 
     def wrapper(*args: object, **named: object) -> Tensor:

@@ -12,7 +12,15 @@ from vitkit import build_model
 from vitkit.configs import grounding_dino
 from vitkit.registry import CRITERIA
 from vitkit.structures import PromptTokens
-from vitkit.tools.benchmark.models import Batch, Case, Contestant, Family, compare_family, freeze, import_transformers
+from vitkit.tools.benchmark.models import (
+    Case,
+    Contestant,
+    Family,
+    RandomBatch,
+    compare_family,
+    freeze,
+    import_transformers,
+)
 from vitkit.tools.benchmark.timing import Options, Row
 
 CLS, SEP, DOT, WORDS = 101, 102, 1012, (2000, 30000)
@@ -38,7 +46,7 @@ def random_prompt(num_classes: int, batch_size: int, device: torch.device) -> Pr
     return PromptTokens(*(field.expand(batch_size, -1).to(device) for field in fields))
 
 
-def vitkit_grounding_dino(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def vitkit_grounding_dino(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build vitkit's Grounding DINO Swin-T with its loss on the batch."""
     config = grounding_dino.config()
     model = build_model(config["model"] | dict(training_queries=[]))
@@ -56,7 +64,7 @@ def vitkit_grounding_dino(num_classes: int, batch: Batch, case: Case) -> Contest
     return Contestant(model, loss, predict)
 
 
-def transformers_grounding_dino(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_grounding_dino(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' Grounding DINO Swin-T with its loss on the batch."""
     transformers = import_transformers()
     swin = transformers.SwinConfig(

@@ -150,12 +150,12 @@ def compile_mode(options: Options) -> str:
 
 def by_file(job: Job, runtime: Runtime, *, quantized: bool = False) -> Call:
     """Return a call of the model's ONNX file for one size of images."""
-    path = exported(job, quantized)
+    path = export_once(job, quantized)
     file, inputs = open_on_cpu(path, runtime), image_batch(job)
     return lambda: file.run(inputs)
 
 
-def exported(job: Job, quantized: bool) -> Path:
+def export_once(job: Job, quantized: bool) -> Path:
     """Return the model's ONNX file, in float32 or int8; it is written once for all that run it."""
     path = job.folder / f"{job.name}.onnx"
     if not path.exists():
@@ -291,7 +291,7 @@ OUTSIDE: dict[str, tuple[str, Runtime]] = {
 """Option of --rows -> the name of the row of a file from outside, and what runs it."""
 
 
-def chosen_forms(options: Options) -> dict[str, Form]:
+def choose_forms(options: Options) -> dict[str, Form]:
     """Return the forms that are measured: those asked for, or all that this machine has, and say what it lacks.
 
     Raises:
@@ -316,10 +316,10 @@ def check_options(options: Options) -> None:
     """Check what is asked for before anything is measured.
 
     Raises:
-        ConfigError: see `chosen_forms`; or nothing that is measured runs the files from outside.
+        ConfigError: see `choose_forms`; or nothing that is measured runs the files from outside.
         CheckpointError, DataError: a file from outside cannot be read, or takes something else than a batch of images.
     """
-    forms = chosen_forms(options) if options.rows else FORMS[options.device]
+    forms = choose_forms(options) if options.rows else FORMS[options.device]
     for file, batch_size in product(options.onnx, options.batch_sizes):
         inputs_from_outside(file, batch_size)
     if options.onnx and not forms.keys() & OUTSIDE.keys():
@@ -331,7 +331,7 @@ def check_options(options: Options) -> None:
 
 def measure(part: str, options: Options) -> list[Row]:
     """Measure models and files from outside; `part` is the only one, "latency"."""
-    forms, rows = chosen_forms(options), []
+    forms, rows = choose_forms(options), []
     for batch_size in options.batch_sizes:
         setting = f"batch {batch_size}" if batch_size > 1 else ""
         for name in MODELS if "all" in options.models else options.models or DEFAULT_MODELS:

@@ -39,7 +39,7 @@ class Case(NamedTuple):
         return f"{task}, {self.height}x{self.width}, batch {self.batch_size}"
 
 
-class Batch(NamedTuple):
+class RandomBatch(NamedTuple):
     """The data of all contestants: B images with N targets each."""
 
     images: Tensor
@@ -63,7 +63,7 @@ class Contestant(NamedTuple):
 class Family(NamedTuple):
     """Models that are compared with each other."""
 
-    builders: Mapping[str, Callable[[int, Batch, Case], Contestant]]
+    builders: Mapping[str, Callable[[int, RandomBatch, Case], Contestant]]
     """Name of the row -> a function that builds the contestant from the number of classes, the data and the case; the
     reference comes first."""
     num_classes: int
@@ -125,7 +125,7 @@ def step(family: Family, name: str, case: Case, options: Options) -> Call:
     return train
 
 
-def random_batch(case: Case, num_classes: int, device: str = "cpu") -> Batch:
+def random_batch(case: Case, num_classes: int, device: str = "cpu") -> RandomBatch:
     """Return random images with targets whose sides are a tenth to a half of the image's."""
     shape = (case.batch_size, TARGETS_PER_IMAGE)
     sizes = torch.rand(*shape, 2) * 0.4 + 0.1
@@ -134,17 +134,23 @@ def random_batch(case: Case, num_classes: int, device: str = "cpu") -> Batch:
         (corners[..., axis, None] <= pixels) & (pixels < (corners + sizes)[..., axis, None])
         for axis, pixels in enumerate((torch.arange(length) / length) for length in (case.width, case.height))
     )
-    batch = Batch(
+    batch = RandomBatch(
         images=torch.randn(case.batch_size, 3, case.height, case.width),
         labels=torch.randint(1, num_classes, shape),
         boxes_cxcywh=torch.cat([corners + sizes / 2, sizes], dim=-1),
         masks=rows[..., :, None] & columns[..., None, :],
     )
-    return Batch(*(tensor.to(device) for tensor in batch))
+    return RandomBatch(*(tensor.to(device) for tensor in batch))
 
 
 def vitkit_model(
-    make_config: Callable[[], dict], num_classes: int, batch: Batch, case: Case, *, is_padded: bool, **settings: Any
+    make_config: Callable[[], dict],
+    num_classes: int,
+    batch: RandomBatch,
+    case: Case,
+    *,
+    is_padded: bool,
+    **settings: Any,
 ) -> Contestant:
     """Build the model of one of vitkit's configs, with its loss on the batch.
 
@@ -191,7 +197,7 @@ DROPOUT = dict(attention_dropout=0.1, activation_dropout=0.1)
 """
 
 
-def transformers_detector(name: str, num_classes: int, batch: Batch, case: Case, **options: Any) -> Contestant:
+def transformers_detector(name: str, num_classes: int, batch: RandomBatch, case: Case, **options: Any) -> Contestant:
     """Build transformers' DETR or Deformable DETR with its loss on the batch; the first stages are frozen as in vitkit.
 
     Args:
@@ -214,7 +220,7 @@ def transformers_detector(name: str, num_classes: int, batch: Batch, case: Case,
     return Contestant(model, loss, lambda: model(batch.images, pixel_mask))
 
 
-def faster_rcnn(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def faster_rcnn(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build torchvision's Faster R-CNN with its loss on the batch."""
     model = fasterrcnn_resnet50_fpn(
         weights=None,
@@ -234,7 +240,7 @@ def faster_rcnn(num_classes: int, batch: Batch, case: Case) -> Contestant:
     return Contestant(model, loss, lambda: model(list(batch.images)))
 
 
-def transformers_maskformer(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_maskformer(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' MaskFormer with its loss on the batch."""
     transformers = import_transformers()
     decoder = transformers.models.maskformer.configuration_maskformer.MaskFormerDetrConfig(
@@ -257,7 +263,7 @@ def transformers_maskformer(num_classes: int, batch: Batch, case: Case) -> Conte
     return Contestant(model, loss, lambda: model(batch.images))
 
 
-def transformers_mask2former(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_mask2former(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' Mask2Former with its loss on the batch."""
     transformers = import_transformers()
     config = transformers.Mask2FormerConfig(backbone_config=resnet50(), num_labels=num_classes)
@@ -271,7 +277,7 @@ def transformers_mask2former(num_classes: int, batch: Batch, case: Case) -> Cont
     return Contestant(model, loss, lambda: model(batch.images))
 
 
-def transformers_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_eomt(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' EoMT-S with its loss on the batch, without masked attention, as after training."""
     transformers = import_transformers()
     config = transformers.EomtConfig(
@@ -288,7 +294,7 @@ def transformers_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
     return Contestant(model, loss, lambda: model(batch.images))
 
 
-def vitkit_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def vitkit_eomt(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build vitkit's EoMT-S likewise."""
     config = eomt.config("small")
     config["model"]["backbone"]["image_size"] = case.height
@@ -297,7 +303,7 @@ def vitkit_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
     return contestant
 
 
-def transformers_mae(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_mae(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' MAE of a ViT-B with the loss that its published weights were trained with."""
     transformers = import_transformers()
     config = transformers.ViTMAEConfig(
@@ -307,7 +313,7 @@ def transformers_mae(num_classes: int, batch: Batch, case: Case) -> Contestant:
     return Contestant(model, lambda: model(batch.images).loss, lambda: model(batch.images))
 
 
-def vitkit_mae(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def vitkit_mae(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build vitkit's MAE likewise."""
     config = mae.config(image_size=case.height)
     model, criterion = build_model(config["model"]), CRITERIA.build(config["criterion"])
@@ -337,12 +343,12 @@ def freeze(*modules: nn.Module) -> None:
         module.requires_grad_(False)
 
 
-def vitkit_backbone(name: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
+def vitkit_backbone(name: str, num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build vitkit's classifier, without drop path, as its random numbers would differ from timm's."""
     return classifier(BACKBONES.build(name, num_classes=num_classes, drop_path=0.0), batch)
 
 
-def timm_backbone(name: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
+def timm_backbone(name: str, num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build timm's classifier for images of the case's size."""
     size: Any = (case.height, case.width)
     if "mvit" in name:
@@ -351,7 +357,7 @@ def timm_backbone(name: str, num_classes: int, batch: Batch, case: Case) -> Cont
     return classifier(timm.create_model(name, num_classes=num_classes, drop_path_rate=0.0, **resized), batch)
 
 
-def classifier(model: nn.Module, batch: Batch) -> Contestant:
+def classifier(model: nn.Module, batch: RandomBatch) -> Contestant:
     """Return a classifier with its cross entropy on the batch."""
     labels = batch.labels[:, 0]
     return Contestant(model, lambda: F.cross_entropy(model(batch.images), labels), lambda: model(batch.images))

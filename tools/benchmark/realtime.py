@@ -14,10 +14,10 @@ from torch import Tensor
 from vitkit.configs import dfine, rf_detr, rtdetr
 from vitkit.configs.dfine import dfine_model
 from vitkit.tools.benchmark.models import (
-    Batch,
     Case,
     Contestant,
     Family,
+    RandomBatch,
     compare_family,
     import_transformers,
     vitkit_model,
@@ -47,7 +47,7 @@ HGNETV2_B0 = dict(
 """transformers' settings of the backbone of D-FINE's sizes n and s."""
 
 
-def transformers_rt_detr(depth: int, num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_rt_detr(depth: int, num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' RT-DETR with its loss on the batch, denoising included; its stem is frozen if vitkit's is."""
     transformers = import_transformers()
     backbone = transformers.RTDetrResNetConfig(**RESNETS[depth], out_indices=[2, 3, 4])
@@ -64,7 +64,7 @@ def transformers_rt_detr(depth: int, num_classes: int, batch: Batch, case: Case)
     return contestant(model, batch)
 
 
-def transformers_dfine(size: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_dfine(size: str, num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' D-FINE with its loss on the batch, denoising included."""
     transformers = import_transformers()
     model = dfine_model(size)
@@ -84,7 +84,7 @@ def transformers_dfine(size: str, num_classes: int, batch: Batch, case: Case) ->
     return contestant(transformers.DFineForObjectDetection(config), batch)
 
 
-def transformers_rf_detr(config: Callable[[], dict], num_classes: int, batch: Batch, case: Case) -> Contestant:
+def transformers_rf_detr(config: Callable[[], dict], num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' RF-DETR with its loss on the batch, in 13 groups of queries; `config` is vitkit's."""
     transformers = import_transformers()
     ours = config()["model"]
@@ -107,7 +107,7 @@ def transformers_rf_detr(config: Callable[[], dict], num_classes: int, batch: Ba
     return contestant(model, batch)
 
 
-def official_dfine(size: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
+def official_dfine(size: str, num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build the authors' D-FINE with its loss on the batch, for inference in its deployed form."""
     from d_fine_project.nn.backbone.hgnetv2 import HGNetv2
     from d_fine_project.zoo.dfine import dfine, dfine_criterion, dfine_decoder, hybrid_encoder, matcher
@@ -143,7 +143,7 @@ def official_dfine(size: str, num_classes: int, batch: Batch, case: Case) -> Con
     return Contestant(model if case.training else model.deploy(), loss, lambda: model(batch.images))
 
 
-def official_rf_detr(num_classes: int, batch: Batch, case: Case) -> Contestant:
+def official_rf_detr(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build the authors' RF-DETR-N with its loss on the batch, in 13 groups of queries."""
     from rfdetr.config import RFDETRNanoConfig, TrainConfig
     from rfdetr.models import lwdetr
@@ -160,12 +160,12 @@ def official_rf_detr(num_classes: int, batch: Batch, case: Case) -> Contestant:
     return Contestant(model, loss, lambda: model(batch.images))
 
 
-def official_targets(batch: Batch) -> list[dict[str, Tensor]]:
+def official_targets(batch: RandomBatch) -> list[dict[str, Tensor]]:
     """Return the targets by the names of the official code."""
     return [dict(labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
 
 
-def contestant(model, batch: Batch) -> Contestant:
+def contestant(model, batch: RandomBatch) -> Contestant:
     """Return a detector of transformers with its loss on the batch."""
     targets = [dict(class_labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
 

@@ -19,7 +19,7 @@ from vitkit.tools.benchmark.models import import_transformers
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
 
-class Case(NamedTuple):
+class TextCase(NamedTuple):
     """The size of the model and of its texts; the defaults are Transformer base on sentences of about 30 tokens."""
 
     num_layers: int = 6
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     """The number of decoded tokens; in training, the target is as long as the source."""
 
 
-BASE, BEAMS = Case(), (1, 4)
+BASE, BEAMS = TextCase(), (1, 4)
 
 
 def measure(part: str, options: Options) -> list[Row]:
@@ -42,7 +42,7 @@ def measure(part: str, options: Options) -> list[Row]:
     return {"decoding": measure_decoding, "translation": measure_training}[part](options)
 
 
-def measure_decoding(options: Options, case: Case = BASE) -> list[Row]:
+def measure_decoding(options: Options, case: TextCase = BASE) -> list[Row]:
     """Time decoding with caches, transformers first; each model decodes exactly `target_length` tokens."""
     rows = []
     for beams in BEAMS:
@@ -56,7 +56,7 @@ def measure_decoding(options: Options, case: Case = BASE) -> list[Row]:
     return rows
 
 
-def measure_training(options: Options, case: Case = BASE) -> list[Row]:
+def measure_training(options: Options, case: TextCase = BASE) -> list[Row]:
     """Time a training step, torch.nn.Transformer first: forward, label-smoothed loss, backward, Adam."""
     builders = {
         "torch.nn.Transformer": partial(pytorch_training, case, options),
@@ -66,7 +66,7 @@ def measure_training(options: Options, case: Case = BASE) -> list[Row]:
     return compare(what, builders, options, memory=False)
 
 
-def random_texts(case: Case, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def random_texts(case: TextCase, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Return token ids (B, S) of texts with two thirds to all of the source length, and their padding mask."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch_size, case.source_length)
@@ -77,7 +77,7 @@ def random_texts(case: Case, device: str = "cpu") -> tuple[Tensor, Tensor]:
     return tokens.masked_fill(padding, PAD).to(device), padding.to(device)
 
 
-def our_model(case: Case, *, final_norm: bool) -> Transformer:
+def our_model(case: TextCase, *, final_norm: bool) -> Transformer:
     """Build vitkit's Transformer in the case's size."""
     torch.manual_seed(0)
     size = case.vocabulary_size
@@ -93,7 +93,7 @@ def our_model(case: Case, *, final_norm: bool) -> Transformer:
     )
 
 
-def our_decoding(case: Case, beams: int, options: Options) -> Call:
+def our_decoding(case: TextCase, beams: int, options: Options) -> Call:
     """Return a call that decodes the case's texts with vitkit."""
     model = our_model(case, final_norm=False).to(options.device).eval()
     source, padding = random_texts(case, options.device)
@@ -109,7 +109,7 @@ def our_decoding(case: Case, beams: int, options: Options) -> Call:
     return run
 
 
-def marian_model(case: Case) -> nn.Module:
+def marian_model(case: TextCase) -> nn.Module:
     """Build transformers' Marian model in the case's size."""
     transformers = import_transformers()
     transformers.utils.logging.set_verbosity_error()
@@ -135,7 +135,7 @@ def marian_model(case: Case) -> nn.Module:
     return transformers.MarianMTModel(config)
 
 
-def marian_decoding(case: Case, beams: int, options: Options) -> Call:
+def marian_decoding(case: TextCase, beams: int, options: Options) -> Call:
     """Return a call that decodes the case's texts with transformers."""
     model = marian_model(case).to(options.device).eval()
     source, padding = random_texts(case, options.device)
@@ -159,7 +159,7 @@ def marian_decoding(case: Case, beams: int, options: Options) -> Call:
 class PyTorchTransformer(nn.Module):
     """torch.nn.Transformer with an embedding table that is shared by its input and its output."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: TextCase):
         super().__init__()
         self.embedding = nn.Embedding(case.vocabulary_size, case.d_model)
         nn.init.normal_(self.embedding.weight, std=case.d_model**-0.5)
@@ -186,7 +186,7 @@ class PyTorchTransformer(nn.Module):
         return self.dropout(x + self.positions[: tokens.shape[1]])
 
 
-def pytorch_training(case: Case, options: Options) -> Call:
+def pytorch_training(case: TextCase, options: Options) -> Call:
     """Return a call that does a training step of `torch.nn.Transformer`."""
     torch.manual_seed(0)
     model = PyTorchTransformer(case).to(options.device).train()
@@ -199,7 +199,7 @@ def pytorch_training(case: Case, options: Options) -> Call:
     return training_step(options, model, loss)
 
 
-def our_training(case: Case, options: Options) -> Call:
+def our_training(case: TextCase, options: Options) -> Call:
     """Return a call that does a training step of vitkit's Transformer."""
     model, criterion = our_model(case, final_norm=True).to(options.device).train(), SequenceLoss(label_smoothing=0.1)
     tokens, padding = random_texts(case, options.device)

@@ -31,7 +31,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 @contextmanager
-def missing_images_explained() -> Iterator[None]:
+def explain_missing_images() -> Iterator[None]:
     """Add to errors about images how a folder of images is given."""
     try:
         yield
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         datasets = []
         for source in args.sources:
             annotations, _, images = source.partition(",")
-            with missing_images_explained():
+            with explain_missing_images():
                 data = read_annotations(annotations, images or None)
             print(f"{annotations}: {FORMATS[data.format].text}: {summarize(data)}")
             for note in data.notes:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
             datasets.append(data)
         classes = {name: new for name, _, new in (entry.partition("=") for entry in args.map)}
         with image_folder(args.out, args.to) as folder:
-            with missing_images_explained():
+            with explain_missing_images():
                 merged = merge_datasets(datasets, classes, folder)
             print_left_out(merged.left_out, "left out")
             write_annotations(merged, args.to, args.out)

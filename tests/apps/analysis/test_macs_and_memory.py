@@ -11,7 +11,7 @@ from vitkit.apps.analysis import memory as analysis
 from vitkit.apps.analysis.clips import clip_cost
 from vitkit.apps.analysis.macs import count_macs
 from vitkit.apps.analysis.reports.backbones import count_variant, variants
-from vitkit.apps.analysis.reports.published import published
+from vitkit.apps.analysis.reports.published import read_published
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.local_relation import local_relation
@@ -140,12 +140,12 @@ def test_local_relations_are_never_fused(capsys):
 
 
 def test_every_variant_has_a_row():
-    assert set(published()) == set(variants())
+    assert set(read_published()) == set(variants())
 
 
 @pytest.mark.parametrize("name", variants())
 def test_parameters_equal_the_published_figures(name):
-    parameters, figures = count_variant(name, macs=False)["parameters"], published()[name]
+    parameters, figures = count_variant(name, macs=False)["parameters"], read_published()[name]
     if name == "mvitv2_l_40x3":
         assert parameters == 213_390_112  # the published figure is 217.6 M; the official config builds 213.4 M
     elif "parameters" in figures:
@@ -170,7 +170,7 @@ def test_macs_of_all_variants_equal_the_published_figures(name):
 
 
 def check_macs(name):
-    row, figures = count_variant(name), published()[name]
+    row, figures = count_variant(name), read_published()[name]
     assert not row["unknown"]
     macs = row["macs"] / 1e9
     if "published_g" in figures and abs(macs / figures["published_g"] - 1) > 0.02:

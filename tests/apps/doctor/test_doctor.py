@@ -15,7 +15,7 @@ from pycocotools import mask as coco_mask
 
 import vitkit
 from vitkit import load_config
-from vitkit.apps.doctor import CHECKS, VERDICTS, Case, Issue, Options, run_checks
+from vitkit.apps.doctor import CHECKS, VERDICTS, DoctorCase, DoctorOptions, Issue, run_checks
 from vitkit.apps.doctor.training_checks import memory
 from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_criterion
@@ -79,7 +79,7 @@ def coco(tmp_path, monkeypatch):
 
 
 def check_config(*overrides, checks=DATA_CHECKS, config="config.py", **options):
-    options = Options(overfit_seconds=20, **options)
+    options = DoctorOptions(overfit_seconds=20, **options)
     return list(run_checks(load_config(config, overrides), options, checks=checks))
 
 
@@ -362,7 +362,7 @@ def test_memory_is_checked_against_the_device(coco):
 
 def test_memory_estimate_includes_batch_and_optimizer(coco):
     def details(*overrides, gpus=1):
-        case = Case(load_config("config.py", overrides), Options(gpus=gpus))
+        case = DoctorCase(load_config("config.py", overrides), DoctorOptions(gpus=gpus))
         (issue,) = memory(case)
         model, _ = case.initial_model
         return issue.details, sum(4 * p.numel() for p in model.parameters())

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vitkit import build_dataset
-from vitkit.apps.doctor import Case, Options, run_checks
+from vitkit.apps.doctor import DoctorCase, DoctorOptions, run_checks
 from vitkit.apps.doctor.training_checks import queries
 from vitkit.errors import DataError
 from vitkit.io.json_files import read_json
@@ -50,7 +50,7 @@ def write(change=lambda box: box, *, size=(WIDTH, HEIGHT), names=("cell",)):
 
 def issues(*checks, **arguments):
     dataset = dict(type="CocoDetection", images="photos", annotations="own.json", **arguments)
-    return list(run_checks({"data": {"train": dataset}}, Options(), checks=checks or ("annotations",)))
+    return list(run_checks({"data": {"train": dataset}}, DoctorOptions(), checks=checks or ("annotations",)))
 
 
 def fixed(issue):
@@ -146,7 +146,7 @@ def test_class_name_variants_are_named_and_merged():
 def test_dataset_that_cannot_be_built_always_fails():
     Path("labels").mkdir()
     dataset = dict(type="SemanticFolder", images="photos", labels="labels", classes=["road"], image_suffix=".png")
-    (issue,) = run_checks({"data": {"train": dataset}}, Options(), checks=("images",))
+    (issue,) = run_checks({"data": {"train": dataset}}, DoctorOptions(), checks=("images",))
     assert issue.verdict == "fail" and "1 of 1 images have no label image" in issue.message
 
 
@@ -160,7 +160,7 @@ def test_queries_are_compared_with_the_classes_of_one_image():
     Path("photos/a.png").unlink()
     dataset = dict(type="SemanticFolder", images="photos", labels="labels", classes=list("abcd"), image_suffix=".png")
     config = {"data": {"train": dataset}, "model": dict(type="Mask2Former", tasks=["semantic"], num_queries=3)}
-    (issue,) = queries(Case(config, Options()))
+    (issue,) = queries(DoctorCase(config, DoctorOptions()))
     assert "at most 2 classes in an image, 3 queries" in issue.message and issue.verdict == "ok"
 
 
@@ -182,7 +182,7 @@ def test_file_that_is_not_json_is_identified(name, text, message):
 def test_other_annotation_formats_are_read():
     Path("photos/a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     dataset = dict(type="CocoDetection", images="photos", annotations="photos")
-    found = list(run_checks({"data": {"train": dataset}}, Options(), checks=("annotations",)))
+    found = list(run_checks({"data": {"train": dataset}}, DoctorOptions(), checks=("annotations",)))
     assert any("1 image, 1 object" in issue.message for issue in found)
     assert not any(issue.verdict == "fail" for issue in found)
 
@@ -201,6 +201,6 @@ def test_frame_distances_between_the_splits_are_reported():
         split: dict(type="SemanticFolder", images=split, labels=f"labels/{split}", classes=["a"], image_suffix=".png")
         for split in ("train", "val")
     }
-    found = list(run_checks({"data": data}, Options(), checks=("train_val_leakage",)))
+    found = list(run_checks({"data": data}, DoctorOptions(), checks=("train_val_leakage",)))
     (issue,) = [issue for issue in found if "recordings" in issue.message]
     assert "4 of 4 images of val lie 5 to 47 frames, median 26, from one of train" in issue.message

@@ -13,7 +13,7 @@ from vitkit.apps.explanations import api
 from vitkit.apps.explanations.attention_locations import LocatedAttention
 from vitkit.apps.explanations.backbones import draw_class_token_masks, mask_mass
 from vitkit.apps.explanations.dense import explain_slots
-from vitkit.apps.explanations.explain_options import Explanation, Request, prepare_image_to_draw
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation, prepare_image_to_draw
 from vitkit.apps.inference import Predictor
 from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -193,4 +193,4 @@ class FiveBoxes(nn.Module):
 
 def test_queries_that_do_not_exist_are_an_error_before_all_data_are_read(tmp_path):
     with pytest.raises(ConfigError, match="queries: got 9; the model's queries are 0 to 4"):
-        explain_slots(FiveBoxes(), TwoBatches(), "cpu", Request(queries=[9]), Explanation(tmp_path))
+        explain_slots(FiveBoxes(), TwoBatches(), "cpu", ExplainRequest(queries=[9]), Explanation(tmp_path))

@@ -10,11 +10,11 @@ from vitkit.apps.explanations.backbones import (
     estimate_layer_bytes,
     is_large,
     keys_size,
+    locate_in_input,
     mean_distances,
     rollout_maps,
-    seen_at,
 )
-from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation
 from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
@@ -36,7 +36,7 @@ def classifier(name: str) -> torch.nn.Module:
 
 def explained(predictor: Predictor, image: np.ndarray, folder, stem: str, **options) -> Explanation:
     result = Explanation(folder, stem=stem)
-    backbones.explain_backbone(predictor, image, Request(**options), result)
+    backbones.explain_backbone(predictor, image, ExplainRequest(**options), result)
     return result
 
 
@@ -191,5 +191,5 @@ def test_layers_are_spread_from_the_first_to_the_last():
 def test_points_follow_the_image_through_resizing_and_cropping():
     predictor = Predictor(classifier("vit"), list("abc"))
     predictor.as_evaluated = lambda image: np.repeat(np.repeat(image, 2, 0), 2, 1)[:, 20:]
-    x, y = seen_at(predictor, np.zeros((50, 70, 3), np.uint8), (40, 10))
+    x, y = locate_in_input(predictor, np.zeros((50, 70, 3), np.uint8), (40, 10))
     assert x == pytest.approx(2 * 40.5 - 20) and y == pytest.approx(2 * 10.5)

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from vitkit.apps.explanations import clip_drawing, clips
 from vitkit.apps.explanations.clips import GroupedAttention, clip_attention, clip_layers, clip_page
-from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.backbones.timesformer import SCHEMES
 from vitkit.data.datasets.clip_sampling import ClipSampling
@@ -133,7 +133,7 @@ def test_a_token_of_a_full_clip_has_its_row_of_the_recorded_weights(name, layer,
     seen = attention.of_token(1, 2, 1)
     expected = weights[row, tokens:].view(key_size[2], *key_size[:2])
     assert seen.shape == key_size and torch.allclose(seen[..., 1], expected[1])
-    assert torch.allclose(attention.received()[..., 0], weights[tokens:, tokens:].mean(0).view_as(expected)[0])
+    assert torch.allclose(attention.sum_received()[..., 0], weights[tokens:, tokens:].mean(0).view_as(expected)[0])
     if tokens:
         assert torch.allclose(attention.class_token[..., 0], weights[0, 1:].view_as(expected)[0])
     else:
@@ -165,15 +165,15 @@ def test_clip_of_a_video_is_explained(monkeypatch, tmp_path):
     clip = torch.randint(0, 255, (1, 3, T, 32, 48), dtype=torch.uint8)
     monkeypatch.setattr(clips, "clip_of", lambda *_: clip)
     result = Explanation(tmp_path, stem="run")
-    clips.explain_clip(predictor, "run.mp4", Request(points=[(40, 3)], frame=3, html=True), result)
+    clips.explain_clip(predictor, "run.mp4", ExplainRequest(points=[(40, 3)], frame=3, html=True), result)
     assert [path.name for path in result.files] == ["run_non_local.png", "run_attention.png", "run_attention.html"]
     assert all(path.stat().st_size > 5000 for path in result.files)
     (share,) = result.numbers.values()
     assert 0 < share < 1
     for request, message in (
-        (Request(frame=T), "frame: got 4; the clip's frames are 0 to 3"),
-        (Request(points=[(48, 3)]), "points: 48,3 is outside the clip, which is 48x32 pixels"),
-        (Request(encoder_layer=2), "encoder_layer: got 2; the model's layers are 0 to 1"),
+        (ExplainRequest(frame=T), "frame: got 4; the clip's frames are 0 to 3"),
+        (ExplainRequest(points=[(48, 3)]), "points: 48,3 is outside the clip, which is 48x32 pixels"),
+        (ExplainRequest(encoder_layer=2), "encoder_layer: got 2; the model's layers are 0 to 1"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             clips.explain_clip(predictor, "run.mp4", request, result)

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from vitkit import build_model
 from vitkit.apps.explanations import backbones
 from vitkit.apps.explanations.api import explain_image
-from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation
 from vitkit.apps.explanations.text_figures import explain_text
 from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError
@@ -57,8 +57,8 @@ def check(draw, expected, folder: Path) -> Explanation | None:
     return result
 
 
-def request(**options) -> Request:
-    return Request(**{"beams": 2, "html": True} | options)
+def request(**options) -> ExplainRequest:
+    return ExplainRequest(**{"beams": 2, "html": True} | options)
 
 
 def test_every_registered_model_is_tested():

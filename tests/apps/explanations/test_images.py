@@ -9,7 +9,7 @@ from torch import nn
 from vitkit.apps.explanations.images import (
     QueryPredictions,
     cell_of,
-    covered_by,
+    compute_covered,
     decoder_layers,
     encoder_layers,
     image_attention,
@@ -204,7 +204,7 @@ def test_point_is_mapped_to_its_cell_of_the_feature_map():
 def test_padded_image_size_includes_the_padding():
     padding_mask = torch.ones(1, 8, 10, dtype=torch.bool)
     padding_mask[:, :4, :8] = False
-    assert covered_by(padding_mask) == (2.0, 1.25)
+    assert compute_covered(padding_mask) == (2.0, 1.25)
 
 
 def test_a_model_without_such_attention_is_named():

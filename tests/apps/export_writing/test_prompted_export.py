@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.apps.export_writing.checks import run_graph
-from vitkit.apps.export_writing.prompted import known_phrases, prompted_graphs
+from vitkit.apps.export_writing.prompted import list_known_phrases, prompted_graphs
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.config import save_config
 from vitkit.engine.build import build_model
@@ -303,9 +303,9 @@ def test_fusion_is_computed_in_float32_in_a_file_of_float16():
 def test_vocabularies_of_words_need_no_file_beside(tmp_path):
     run = write_run(tmp_path / "run", Vocabulary.train("word", WORDS))
     predictor = vitkit.load(run)
-    assert known_phrases(predictor.model, ["red", "a. b", "zebra"]) == ["red"]
-    assert known_phrases(predictor.model, ["zebra"]) == ["cat", "dog", "hot dog"]  # COCO's
-    assert "hot" in known_phrases(build_model(CONFIG["model"], vocabularies={"target": words()}), [])
+    assert list_known_phrases(predictor.model, ["red", "a. b", "zebra"]) == ["red"]
+    assert list_known_phrases(predictor.model, ["zebra"]) == ["cat", "dog", "hot dog"]  # COCO's
+    assert "hot" in list_known_phrases(build_model(CONFIG["model"], vocabularies={"target": words()}), [])
 
 
 def words():

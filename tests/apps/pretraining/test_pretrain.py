@@ -181,15 +181,17 @@ def test_images_of_a_step_of_the_command_are_those_of_the_plan(photos, step_seco
     choice, config = pretraining.Plan.read(done.folder).choice, load_config(done.config)
     assert (choice.images, choice.batch) == (20, 5) and config["data"]["images_per_gpu"] == 5
     assert config["train"]["images_per_step"] == 20 and ", 20 images a step, " in capsys.readouterr().out
-    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, overrides)
+    request = pretraining.PretrainRequest(str(photos), "dino", None, "resnet18", 1.0, None, overrides)
     plan = pretraining.Plan(request, Photos("", "", 640, 130, []), choice)
     assert pretraining.with_wanted_images(choice, plan, minutes=1e6) == choice
 
 
 def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
-    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, [])
+    request = pretraining.PretrainRequest(str(photos), "dino", None, "resnet18", 1.0, None, [])
     many = Photos(str(photos), str(photos), 10_000, 130, [])
-    choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
+    choice = pretraining.choose(
+        pretraining.Plan(request, many, pretraining.PretrainChoice(128, 16)), Path(), "cpu"
+    ).choice
     # 2880 steps of 16 images are less than five times all of them, of which the warm-up would be one.
     assert choice.repeats == 0.2304 and choice.epochs == 20 and choice.epochs * choice.steps_per_epoch(many) == 2880
     config = load_config("config.py")
@@ -198,11 +200,13 @@ def test_an_epoch_has_a_part_of_many_photos(photos, step_seconds):
 
 
 def test_dino_has_64_images_a_step_if_there_is_time_for_enough_steps(photos, step_seconds, capsys):
-    request = pretraining.Request(str(photos), "dino", None, "resnet18", 1.0, None, [])
+    request = pretraining.PretrainRequest(str(photos), "dino", None, "resnet18", 1.0, None, [])
     many = Photos(str(photos), str(photos), 640, 130, [])
     for seconds, images in ((0.5, 64), (1.0, 16)):
         step_seconds[0] = seconds
-        choice = pretraining.choose(pretraining.Plan(request, many, pretraining.Choice(128, 16)), Path(), "cpu").choice
+        choice = pretraining.choose(
+            pretraining.Plan(request, many, pretraining.PretrainChoice(128, 16)), Path(), "cpu"
+        ).choice
         config = load_config("config.py")
         assert config["train"]["images_per_step"] == choice.images == images
         assert (

@@ -313,7 +313,7 @@ def test_a_leak_in_the_users_own_split_is_said_and_does_not_stop(world, step_cos
     start.start(tmp_path / "flowers", task="classification", hours=0.05, dry_run=True, overrides=[RANDOM])
     text = capsys.readouterr().out
     assert re.search("fail  leakage +2 val images have the pixels of one of train", text) and "train it" in text
-    request = start.Request("classification", tmp_path / "flowers", None, 0.05, 0.2, "cpu", [RANDOM])
+    request = start.StartRequest("classification", tmp_path / "flowers", None, 0.05, 0.2, "cpu", [RANDOM])
     leaks = start.check(Path("runs/start/config.py"), request)
     assert [leak.partition(":")[0] for leak in leaks] == ["2 val images have the pixels of one of train"]
 
@@ -334,7 +334,7 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
     monkeypatch.setattr("vitkit.apps.starter.start.load_pretrained", unreachable)
 
     def weights(*overrides):
-        return imagenet_weights(start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", overrides))
+        return imagenet_weights(start.StartRequest("detection", Path("photos"), None, 1, 0.2, "cpu", overrides))
 
     pretrained, why = weights()
     assert not pretrained and "random weights" in why and "model.backbone.pretrained=FILE" in why
@@ -352,7 +352,9 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
 @pytest.mark.parametrize(("depth", "is_resnet50"), [(18, False), (50, True)])
 def test_a_network_of_the_backbone_that_a_run_has_pretrained_is_chosen(monkeypatch, depth, is_resnet50):
     monkeypatch.setattr(start, "trained_backbone", lambda path: dict(type="ResNet", depth=depth))
-    request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", ("model.backbone.pretrained=runs/x",))
+    request = start.StartRequest(
+        "detection", Path("photos"), None, 1, 0.2, "cpu", ("model.backbone.pretrained=runs/x",)
+    )
     assert imagenet_weights(request) == (is_resnet50, "weights of runs/x")
 
 
@@ -412,7 +414,7 @@ def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, mes
 
 
 def test_an_announcement_that_steps_are_measured_again_is_true():
-    request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu")
+    request = start.StartRequest("detection", Path("photos"), None, 1, 0.2, "cpu")
     assert request.is_paced and not replace(request, overrides=("train.epochs=10",)).is_paced
 
 
@@ -506,8 +508,8 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
 
     monkeypatch.setattr(start.api, "train", train)
     detection(world, "--hours", "0.5")
-    request = start.Request("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
-    choice = start.Choice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
+    request = start.StartRequest("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
+    choice = start.StartChoice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
     now = time.monotonic()
     start.train_chosen(request, data, choice, Path("runs/start"), deadline=now + 1800)

@@ -90,13 +90,13 @@ def test_the_reference_is_the_fastest_form_of_transformers():
 
 def test_what_a_machine_lacks_is_left_out_or_an_error_if_it_is_asked_for(monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    forms = latency.chosen_forms(Options())
+    forms = latency.choose_forms(Options())
     assert "vitkit" in forms and not {"vitkit-compiled", "transformers-compiled"} & forms.keys()
     assert "no rows of vitkit-compiled: no C++ compiler (no-such-compiler)" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--rows vitkit-compiled: no C\+\+ compiler \(no-such-compiler\)"):
-        latency.chosen_forms(Options(rows=["vitkit-compiled"]))
+        latency.choose_forms(Options(rows=["vitkit-compiled"]))
     with pytest.raises(ConfigError, match="--rows int8: expected vitkit, .* on the device cuda"):
-        latency.chosen_forms(Options(device="cuda", rows=["int8"]))
+        latency.choose_forms(Options(device="cuda", rows=["int8"]))
     assert list(benchmark.ROWS) == list(latency.FORMS["cpu"]) and set(latency.DEFAULT_MODELS) < set(latency.MODELS)
 
 

@@ -3,10 +3,10 @@ import torch
 
 pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
 from vitkit.tools.benchmark import text
-from vitkit.tools.benchmark.text import Case
+from vitkit.tools.benchmark.text import TextCase
 from vitkit.tools.benchmark.timing import Options
 
-CASE = Case(
+CASE = TextCase(
     num_layers=2, d_model=16, num_heads=2, d_ffn=32, vocabulary_size=50, batch_size=3, source_length=6, target_length=5
 )
 

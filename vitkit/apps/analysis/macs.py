@@ -158,7 +158,7 @@ def track_running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iter
     running: list[str] = []
     handles = []
 
-    def noted(method: Callable, name: str) -> Callable:
+    def record_calls(method: Callable, name: str) -> Callable:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             running.append(name)
@@ -175,7 +175,7 @@ def track_running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iter
             handles.append(module.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
             for method in methods:
                 if hasattr(module, method):
-                    stack.enter_context(patch.object(module, method, noted(getattr(module, method), name)))
+                    stack.enter_context(patch.object(module, method, record_calls(getattr(module, method), name)))
         try:
             yield running
         finally:

@@ -48,7 +48,7 @@ def parts(model: nn.Module, depth: int) -> list[str]:
 
 
 @dataclass
-class Attention:
+class AttentionMatrices:
     """The attention matrices of one module in one forward pass."""
 
     shapes: list[tuple[int, ...]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Attention:
         return sum(math.prod(shape[:-1]) for shape in self.shapes)
 
 
-def attention_matrices(model: nn.Module, *inputs: Tensor, **named: Any) -> dict[str, Attention]:
+def attention_matrices(model: nn.Module, *inputs: Tensor, **named: Any) -> dict[str, AttentionMatrices]:
     """Return module name -> its attention matrices. With model and inputs on "meta" this takes no memory or time."""
     was_training = model.training
     model.eval()
@@ -81,7 +81,7 @@ def attention_matrices(model: nn.Module, *inputs: Tensor, **named: Any) -> dict[
         model.train(was_training)
     # Attention in other libraries' modules is seen only if it calls the fused kernel.
     return {
-        name: Attention(shapes.get(name, fused.get(name)), name in fused)
+        name: AttentionMatrices(shapes.get(name, fused.get(name)), name in fused)
         for name, _ in model.named_modules()
         if name in shapes or name in fused
     }

@@ -42,18 +42,18 @@ def likely_order(data: AnnotatedImages) -> str:
     """
     numbers, sides = _numbers_of(data), _image_sides(data)
     if not len(numbers):
-        return read_as(data)
+        return prescribed_order(data)
     if wrong_scale(data):
         numbers = numbers * np.tile(sides, 2)
     misfits = {order: _misfits(_as_xyxy(numbers, order), sides) for order in ORDERS}
     best = min(ORDERS, key=misfits.__getitem__)
-    is_wrong = misfits[read_as(data)] > max(_MIN_WRONG, 2 / len(numbers)) and misfits[best] <= _MAX_RIGHT
-    return best if is_wrong else read_as(data)
+    is_wrong = misfits[prescribed_order(data)] > max(_MIN_WRONG, 2 / len(numbers)) and misfits[best] <= _MAX_RIGHT
+    return best if is_wrong else prescribed_order(data)
 
 
 def sizes_exchanged(data: AnnotatedImages) -> bool:
     """Return whether the boxes fit the images only with width and height swapped."""
-    boxes_xyxy, sides = _as_xyxy(_numbers_of(data), read_as(data)), _image_sides(data)
+    boxes_xyxy, sides = _as_xyxy(_numbers_of(data), prescribed_order(data)), _image_sides(data)
     if not len(boxes_xyxy) or wrong_scale(data):
         return False
     return _misfits(boxes_xyxy, sides) > _MIN_WRONG and _misfits(boxes_xyxy, sides[:, ::-1]) <= _MAX_RIGHT
@@ -64,7 +64,7 @@ def format_issues(data: AnnotatedImages) -> Iterator[tuple[str, list[str]]]:
 
     The descriptions begin with "the boxes".
     """
-    fractions, order, expected = wrong_scale(data), likely_order(data), read_as(data)
+    fractions, order, expected = wrong_scale(data), likely_order(data), prescribed_order(data)
     if sizes_exchanged(data) and order == expected:
         yield "the boxes fit their images only with width and height swapped", ["sizes"]
     if fractions or order != expected:
@@ -74,7 +74,7 @@ def format_issues(data: AnnotatedImages) -> Iterator[tuple[str, list[str]]]:
         yield text, ["fractions"] * fractions + [order] * (order != expected)
 
 
-def read_as(data: AnnotatedImages) -> str:
+def prescribed_order(data: AnnotatedImages) -> str:
     """Return the order that the format prescribes for the numbers of a box."""
     return "cxcywh" if data.format == "yolo" else "xywh"
 
@@ -82,7 +82,7 @@ def read_as(data: AnnotatedImages) -> str:
 def _numbers_of(data: AnnotatedImages) -> np.ndarray:
     """Return the numbers of the boxes, (N, 4), in the order of the format that they were read from."""
     boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
-    if read_as(data) == "cxcywh":
+    if prescribed_order(data) == "cxcywh":
         boxes[:, :2] += boxes[:, 2:] / 2
     return boxes
 

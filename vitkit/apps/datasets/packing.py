@@ -84,7 +84,7 @@ def write_pack(
         _warn_of_links(folder, folders)
         index = [_write_files(made / FILES, names, others, folders)]
         for file, array in ((NAMES, np.array(list(map(encode_name, images)))), (MEMBERS, np.array(members, MEMBER))):
-            with _hashed(made / file) as (content, entry):
+            with _open_hashed(made / file) as (content, entry):
                 np.save(content, array, allow_pickle=False)
             index.append(entry)
         description = {"vitkit_pack": VERSION, "images": len(images), "shards": shards}
@@ -199,7 +199,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> int:
 @contextmanager
 def _tar(path: Path) -> Iterator[tuple[tarfile.TarFile, dict[str, Any]]]:
     """Open a tar file for writing, as a stream; when it is closed, its entry in pack.json is complete."""
-    with _hashed(path) as (file, entry), tarfile.open(fileobj=file, mode="w|", bufsize=1 << 20) as tar:
+    with _open_hashed(path) as (file, entry), tarfile.open(fileobj=file, mode="w|", bufsize=1 << 20) as tar:
         yield tar, entry
 
 
@@ -218,7 +218,7 @@ class _Hashed(io.RawIOBase):
 
 
 @contextmanager
-def _hashed(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
+def _open_hashed(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
     """Open a file for writing; when it is closed, its entry in pack.json is complete."""
     entry: dict[str, Any] = {"name": path.name}
     with path.open("xb") as file:

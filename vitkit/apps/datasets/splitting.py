@@ -80,7 +80,7 @@ def _find_named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) ->
     return named
 
 
-def _told_recordings(data: AnnotatedImages) -> dict[int, str]:
+def _find_recordings(data: AnnotatedImages) -> dict[int, str]:
     """Return the recording of each image that the annotations tell: a task, or a subset that is not a split."""
     subsets = {name: ids for name, ids in data.splits.items() if name not in SPLIT_NAMES.values()}
     return {image_id: f"subset {name}" for name, ids in subsets.items() for image_id in ids} | data.recordings
@@ -90,7 +90,7 @@ def _at_random(
     data: AnnotatedImages, positions: list[int], fractions: dict[str, float], seed: int
 ) -> dict[str, list[int]]:
     paths = [data.folder / data.images[k]["file_name"] for k in positions]
-    told = _told_recordings(data)
+    told = _find_recordings(data)
     series = [told.get(data.images[k]["id"]) for k in positions]
     is_told = len({*series} - {None}) > 1
     photos = photo_names(paths)

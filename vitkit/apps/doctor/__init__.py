@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vitkit.apps.doctor import data_checks, training_checks
-from vitkit.apps.doctor.doctor_input import Case, Options
+from vitkit.apps.doctor.doctor_input import DoctorCase, DoctorOptions
 from vitkit.apps.doctor.issues import VERDICTS, Issue, report
 from vitkit.config import load_config
 from vitkit.config.names import is_installed_name
@@ -22,7 +22,7 @@ from vitkit.errors import ConfigError, VitkitError
 from vitkit.registry import nearest
 
 logger = logging.getLogger("vitkit.apps.doctor")
-CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
+CHECKS: dict[str, Callable[[DoctorCase], Iterator[Issue]]] = {
     check.__name__: check
     for check in (
         data_checks.annotations,
@@ -92,7 +92,7 @@ def diagnose(
         is_run = os.path.isfile(saved) and not is_installed_name(config)
         config = load_config(saved if is_run else config, overrides, trust=trust)
     require(config, "data")
-    options = Options(
+    options = DoctorOptions(
         device=torch.device(device or default_device()),
         gpus=gpus,
         memory_gib=memory_gib,
@@ -106,7 +106,7 @@ def diagnose(
 
 
 def run_checks(
-    config: Mapping[str, Any], options: Options | None = None, *, checks: Sequence[str] = tuple(CHECKS)
+    config: Mapping[str, Any], options: DoctorOptions | None = None, *, checks: Sequence[str] = tuple(CHECKS)
 ) -> Iterator[Issue]:
     """Yield the issues that checks find in a config and its data.
 
@@ -118,7 +118,7 @@ def run_checks(
         checks: names from CHECKS.
     """
     with _log_if_slow("reading the annotations"):
-        case = Case(config, options or Options())
+        case = DoctorCase(config, options or DoctorOptions())
     if "annotations" not in checks:  # this check reports such errors, and more
         for statistics in case.statistics.values():
             if statistics.dataset is None:
@@ -144,4 +144,4 @@ def _log_if_slow(doing: str) -> Iterator[None]:
         timer.cancel()
 
 
-__all__ = ["CHECKS", "VERDICTS", "Case", "Issue", "Options", "diagnose", "report", "run_checks"]
+__all__ = ["CHECKS", "VERDICTS", "DoctorCase", "DoctorOptions", "Issue", "diagnose", "report", "run_checks"]

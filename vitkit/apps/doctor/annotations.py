@@ -45,7 +45,7 @@ def describe_issues(file_issues: Sequence[FileIssue], where: str, verdict: Verdi
 
 
 @dataclass(frozen=True)
-class DetectionFile:
+class CheckedDetectionFile:
     """A detection annotation file in COCO's format, keeping only the entries without `detection_issues`.
 
     Args:

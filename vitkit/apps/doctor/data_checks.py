@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vitkit.apps.doctor.doctor_input import Case
+from vitkit.apps.doctor.doctor_input import DoctorCase
 from vitkit.apps.doctor.images import image_issues, map_issues
 from vitkit.apps.doctor.issues import Issue, enumerate_items
 from vitkit.apps.doctor.leakage import leakage_issues
@@ -24,13 +24,13 @@ _REPEATED = 1.2
 """How often an image of the rarest class has to be repeated for a sampler to be worth a mention."""
 
 
-def annotations(case: Case) -> Iterator[Issue]:
+def annotations(case: DoctorCase) -> Iterator[Issue]:
     """Report issues from building the datasets: unknown categories, invalid boxes and masks, ids."""
     for statistics in case.statistics.values():
         yield from statistics.issues
 
 
-def images(case: Case) -> Iterator[Issue]:
+def images(case: DoctorCase) -> Iterator[Issue]:
     """Report missing or damaged files, color formats, sizes, repeated images, and the maps and their classes.
 
     For videos, report lengths and frame rates.
@@ -43,7 +43,7 @@ def images(case: Case) -> Iterator[Issue]:
             yield from map_issues(statistics, case.scan(where))
 
 
-def same_classes(case: Case) -> Iterator[Issue]:
+def same_classes(case: DoctorCase) -> Iterator[Issue]:
     """Check that train and val have the same classes under the same ids."""
     if not case.train or not case.val or not (case.train.classes and case.val.classes):
         return
@@ -66,7 +66,7 @@ def same_classes(case: Case) -> Iterator[Issue]:
     yield Issue("same classes", "fail", message, where, {"ids": len(different)})
 
 
-def class_balance(case: Case) -> Iterator[Issue]:
+def class_balance(case: DoctorCase) -> Iterator[Issue]:
     """Report classes without objects or with few, and how unbalanced the classes are."""
     for where, statistics in case.statistics.items():
         if not len(statistics.labels):
@@ -104,7 +104,7 @@ def class_balance(case: Case) -> Iterator[Issue]:
             yield Issue("absent classes", verdict, message, "data.val", {"classes": untrained})
 
 
-def _remedies(case: Case, statistics: DatasetStatistics, rarest: str, ratio: float) -> str:
+def _remedies(case: DoctorCase, statistics: DatasetStatistics, rarest: str, ratio: float) -> str:
     """Return the overrides that repeat the images of rare classes, and weigh the rarest class in the loss."""
     pairs = np.unique(np.stack([statistics.labels, statistics.image_indices], axis=1), axis=0)
     num_images = len(np.unique(pairs[:, 1])) if statistics.sampled else len(statistics.image_ids)
@@ -124,7 +124,7 @@ def _remedies(case: Case, statistics: DatasetStatistics, rarest: str, ratio: flo
     return "; " * bool(remedies) + ", ".join(remedies)
 
 
-def empty_images(case: Case) -> Iterator[Issue]:
+def empty_images(case: DoctorCase) -> Iterator[Issue]:
     """Report images without annotations."""
     for where, statistics in case.statistics.items():
         detects = statistics.kind in ("detection", "instance", "panoptic")
@@ -138,7 +138,7 @@ def empty_images(case: Case) -> Iterator[Issue]:
         yield Issue("empty images", verdict, message, where, {"images": empty})
 
 
-def train_val_leakage(case: Case) -> Iterator[Issue]:
+def train_val_leakage(case: DoctorCase) -> Iterator[Issue]:
     """Report the same file, the same pixels or similar images in train and val or test; for text, the same lines."""
     test = case.statistics.get("data.test")
     if case.train and test and case.train.has_images and test.has_images:
@@ -157,7 +157,7 @@ def train_val_leakage(case: Case) -> Iterator[Issue]:
         yield Issue("leakage", verdict, message, "data.train, data.val", {"lines": len(lines)})
 
 
-def text(case: Case) -> Iterator[Issue]:
+def text(case: DoctorCase) -> Iterator[Issue]:
     """Report the number and length of sentences and captions, empty or repeated ones, and invisible characters."""
     for where, statistics in case.statistics.items():
         dataset = statistics.dataset

@@ -25,7 +25,7 @@ from vitkit.weights import load_pretrained, load_weights
 
 
 @dataclass
-class Options:
+class DoctorOptions:
     """How thorough the checks are, and for which machine."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -41,15 +41,15 @@ class Options:
     overfit_seconds: float = 120.0
 
 
-class Case:
+class DoctorCase:
     """A config with its data.
 
     Args:
         config: the result of `load_config`; missing sections are not checked.
-        options: see `Options`.
+        options: see `DoctorOptions`.
     """
 
-    def __init__(self, config: Mapping[str, Any], options: Options):
+    def __init__(self, config: Mapping[str, Any], options: DoctorOptions):
         self.config = config
         self.options = options
         self.data = DataSettings(**config.get("data", {}))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.apps.doctor.annotations import DetectionFile, describe_issues, describe_panoptic
+from vitkit.apps.doctor.annotations import CheckedDetectionFile, describe_issues, describe_panoptic
 from vitkit.apps.doctor.issues import Issue, enumerate_items
 from vitkit.data.datasets.base import new_labels
 from vitkit.data.datasets.coco_file import AnnotationSource
@@ -177,7 +177,7 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         statistics.image_ids = [image["id"] for image in parts["images"]]
     else:
         parts = source.choose(parts)
-    file = DetectionFile(
+    file = CheckedDetectionFile(
         path.name,
         statistics.where,
         **parts,

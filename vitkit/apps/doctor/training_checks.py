@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
-from vitkit.apps.doctor.doctor_input import Case
+from vitkit.apps.doctor.doctor_input import DoctorCase
 from vitkit.apps.doctor.environment import total_memory
 from vitkit.apps.doctor.issues import VERDICTS, Issue, percent
 from vitkit.apps.doctor.statistics import DatasetStatistics
@@ -63,12 +63,12 @@ STEPS_NEEDED = {
 """The models whose number of steps is checked."""
 
 
-def weights(case: Case) -> Iterator[Issue]:
+def weights(case: DoctorCase) -> Iterator[Issue]:
     """Check that the model can be built for these classes, and that the weights that it starts from exist."""
     yield from case.initial_model[1]
 
 
-def queries(case: Case) -> Iterator[Issue]:
+def queries(case: DoctorCase) -> Iterator[Issue]:
     """Check that no image has more objects than the model has queries."""
     num_queries = case.model_argument("num_queries")
     if not isinstance(num_queries, int):
@@ -92,7 +92,7 @@ def queries(case: Case) -> Iterator[Issue]:
         yield Issue("queries", verdict, message, where, details)
 
 
-def detections(case: Case) -> Iterator[Issue]:
+def detections(case: DoctorCase) -> Iterator[Issue]:
     """Check that no image has more objects than the model returns, or than the evaluation counts of a class."""
     returned = next(filter(None, map(case.model_argument, ("num_detections", "num_instances"))), None)
     for where, statistics in case.statistics.items():
@@ -130,7 +130,7 @@ def _round_up(count: int) -> int:
     return math.ceil(1.3 * count / 10) * 10
 
 
-def _classes_per_image(case: Case, where: str) -> np.ndarray:
+def _classes_per_image(case: DoctorCase, where: str) -> np.ndarray:
     """Return the number of classes in each image or, for label maps that are not listed, in each scanned image."""
     statistics = case.statistics[where]
     if len(statistics.image_indices):
@@ -139,7 +139,7 @@ def _classes_per_image(case: Case, where: str) -> np.ndarray:
     return np.array(case.scan(where).num_classes, np.int64)
 
 
-def sizes_after_resizing(case: Case) -> Iterator[Issue]:
+def sizes_after_resizing(case: DoctorCase) -> Iterator[Issue]:
     """Report how large objects are when the model sees them, compared with the stride of its finest map."""
     stride = _finest_stride(case)
     for where, statistics in case.statistics.items():
@@ -172,7 +172,7 @@ def sizes_after_resizing(case: Case) -> Iterator[Issue]:
         yield Issue("sizes after resizing", max(severities, key=VERDICTS.index), message, where, details)
 
 
-def random_evaluation(case: Case) -> Iterator[Issue]:
+def random_evaluation(case: DoctorCase) -> Iterator[Issue]:
     """Check that nothing is random in the transforms of validation and test images.
 
     Results are compared with the annotations of the image as it is, which a random crop or flip does not show.
@@ -207,7 +207,7 @@ def _samples(dataset: Any, squares: Squares | None = None) -> Iterator[Mapping[s
             yield sample if squares is None else squash(sample, squares.draw(0, np.random.default_rng(index)))
 
 
-def _finest_stride(case: Case) -> int | None:
+def _finest_stride(case: DoctorCase) -> int | None:
     model = case.initial_model[0]
     for name in ("neck", "backbone") if model is not None else ():
         part = child(model, name)
@@ -216,7 +216,7 @@ def _finest_stride(case: Case) -> int | None:
     return None
 
 
-def step_budget(case: Case) -> Iterator[Issue]:
+def step_budget(case: DoctorCase) -> Iterator[Issue]:
     """Check that the number of optimizer steps is sufficient for the model."""
     if case.settings is None or case.train is None or case.train.dataset is None:
         return
@@ -244,7 +244,7 @@ def step_budget(case: Case) -> Iterator[Issue]:
     yield Issue("step budget", verdict, message, "train", details)
 
 
-def learning_rate(case: Case) -> Iterator[Issue]:
+def learning_rate(case: DoctorCase) -> Iterator[Issue]:
     """Check that the learning rate suits the number of images per step."""
     optimizer = case.config.get("optimizer")
     if case.settings is None or not isinstance(optimizer, Mapping) or "lr" not in optimizer:
@@ -279,7 +279,7 @@ def learning_rate(case: Case) -> Iterator[Issue]:
         yield Issue("learning rate", "warn", message, "optimizer")
 
 
-def parameter_names(case: Case) -> Iterator[Issue]:
+def parameter_names(case: DoctorCase) -> Iterator[Issue]:
     """Check that each name in the optimizer's options is part of the name of a parameter that is trained."""
     model, optimizer = case.initial_model[0], case.config.get("optimizer")
     if model is None or not isinstance(optimizer, Mapping):
@@ -289,7 +289,7 @@ def parameter_names(case: Case) -> Iterator[Issue]:
         yield Issue("parameter names", "warn", message, "optimizer")
 
 
-def precision(case: Case) -> Iterator[Issue]:
+def precision(case: DoctorCase) -> Iterator[Issue]:
     """Check that the device is not slow in the run's precision."""
     if case.settings is None:
         return
@@ -298,7 +298,7 @@ def precision(case: Case) -> Iterator[Issue]:
     yield Issue("precision", verdict, message or f"{case.settings.precision} on {case.options.device.type}", "train")
 
 
-def memory(case: Case) -> Iterator[Issue]:
+def memory(case: DoctorCase) -> Iterator[Issue]:
     """Estimate the memory of a training step from one image: saved activations, weights, gradients, optimizer."""
     model = case.initial_model[0]
     if model is None or case.settings is None or "criterion" not in case.config:
@@ -352,7 +352,7 @@ def _type_name(spec: Any) -> str:
     return spec.get("type", "") if isinstance(spec, Mapping) else spec or ""
 
 
-def _largest_ratio(case: Case, batch: Batch) -> float:
+def _largest_ratio(case: DoctorCase, batch: Batch) -> float:
     """Return the size of the largest padded training image relative to the batch's image, in pixels."""
     sizes = [tuple(batch.inputs["images"].shape[-2:])]
     if case.data.squares is not None:
@@ -366,7 +366,7 @@ def _largest_ratio(case: Case, batch: Batch) -> float:
     return max(padded) / math.prod(sizes[0])
 
 
-def _capacity(case: Case) -> tuple[int | None, str]:
+def _capacity(case: DoctorCase) -> tuple[int | None, str]:
     if case.options.memory_gib is not None:
         return round(case.options.memory_gib * _GIB), "the device"
     if (memory := total_memory(case.options.device)) is not None:
@@ -379,7 +379,7 @@ def _capacity(case: Case) -> tuple[int | None, str]:
         return None, ""
 
 
-def overfit(case: Case) -> Iterator[Issue]:
+def overfit(case: DoctorCase) -> Iterator[Issue]:
     """Train on one repeated batch: if labels, model, losses and learning rate are correct, the loss comes near zero."""
     model = case.initial_model[0]
     if model is None or case.settings is None or not {"criterion", "optimizer"} <= case.config.keys():
@@ -451,12 +451,12 @@ def _disable_dropout(model: nn.Module) -> None:
             module.train()
 
 
-def _loader(case: Case, **changes: Any) -> BatchLoader:
+def _loader(case: DoctorCase, **changes: Any) -> BatchLoader:
     data = dataclasses.replace(case.data, num_workers=0, pin_memory=False, **changes)
     return data.train_loader(case.train.dataset, case.settings.seed)
 
 
-def _first_batch(case: Case, *, images: int) -> Batch | None:
+def _first_batch(case: DoctorCase, *, images: int) -> Batch | None:
     """Return the first training batch with an object, moved to the device; None if there is none."""
     loader = _loader(case, images_per_gpu=images)
     try:

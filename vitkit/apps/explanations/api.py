@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone, of_trained_backbone
+from vitkit.apps.explanations.backbone_models import drop_training_parts, is_backbone, load_backbone
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
 from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
 from vitkit.apps.explanations.distances import plot_distances
-from vitkit.apps.explanations.explain_options import Draw, Explanation, Request, check_points
+from vitkit.apps.explanations.explain_options import Draw, ExplainRequest, Explanation, check_points
 from vitkit.apps.explanations.images import Point, attention_layers, decoder_layers, encoder_layers, samples_points
 from vitkit.apps.explanations.prompts import explain_prompt
 from vitkit.apps.explanations.reconstruction import explain_reconstruction
@@ -163,7 +163,7 @@ def explain(
     result = Explanation(make_new_folder(Path("runs/explain")) if out is None else Path(out))
     if subject.loaded.report is not None:
         result.notes.append(str(subject.loaded.report))
-    request = Request(points, queries, frame, encoder_layer, decoder_layer, threshold, beams, html, words)
+    request = ExplainRequest(points, queries, frame, encoder_layer, decoder_layer, threshold, beams, html, words)
     if sentence is not None:
         explain_text(_of_text(subject.loaded), sentence, request, result)
         return result
@@ -257,7 +257,7 @@ def _check_inputs(inputs: Sequence[str], options: Sequence[str]) -> list[str]:
     return list(options)
 
 
-def _with_criterion(request: Request, subject: _Subject, predictor: Predictor) -> Request:
+def _with_criterion(request: ExplainRequest, subject: _Subject, predictor: Predictor) -> ExplainRequest:
     """Add a mask model's loss, whose points are drawn, if its config has one."""
     if not (predictor.model.classifies_masks and "criterion" in subject.config):
         return request
@@ -290,7 +290,7 @@ def _of_images(loaded: Loaded, size: tuple[int, int] | None) -> Predictor:
 
 
 def explain_image(
-    predictor: Predictor, image: ImageLike, request: Request, result: Explanation, *, options: Sequence[str] = ()
+    predictor: Predictor, image: ImageLike, request: ExplainRequest, result: Explanation, *, options: Sequence[str] = ()
 ) -> None:
     """Draw everything that applies to a model of images.
 
@@ -328,7 +328,7 @@ def explain_image(
 
 def explain_distances(predictors: Mapping[str, Predictor], paths: Sequence[Path], result: Explanation) -> None:
     """Draw the mean attention distances of each layer's heads over images, for one or two models."""
-    distances = {name: mean_distances(of_trained_backbone(part), paths) for name, part in predictors.items()}
+    distances = {name: mean_distances(drop_training_parts(part), paths) for name, part in predictors.items()}
     as_arrays = {name: {layer: heads.numpy() for layer, heads in layers.items()} for name, layers in distances.items()}
     plot_distances(as_arrays, result.file("attention_distance.png"), num_images=len(paths))
     for name, layers in distances.items():

@@ -154,7 +154,7 @@ def load_backbone(
     )
 
 
-def of_trained_backbone(predictor: Predictor) -> Predictor:
+def drop_training_parts(predictor: Predictor) -> Predictor:
     """Return a predictor without the parts that a model which learns without labels has for training only; that of any
     other model is returned as it is."""
     if "features" not in predictor.model.returns:

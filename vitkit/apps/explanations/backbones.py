@@ -15,9 +15,9 @@ from vitkit.apps.explanations.attention_locations import (
     locate_attention,
     spread,
 )
-from vitkit.apps.explanations.backbone_models import of_trained_backbone
+from vitkit.apps.explanations.backbone_models import drop_training_parts
 from vitkit.apps.explanations.drawing import NUM_ARROWS
-from vitkit.apps.explanations.explain_options import Explanation, Request, prepare_image_to_draw
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation, prepare_image_to_draw
 from vitkit.apps.explanations.images import Point, attention_layers
 from vitkit.apps.explanations.pages import backbone_page
 from vitkit.apps.explanations.panels import Panel, draw_rows
@@ -49,7 +49,7 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     Raises:
         DataError: the weights of a single layer of a ViT would take more than `MAX_BYTES`.
     """
-    predictor = of_trained_backbone(predictor)
+    predictor = drop_training_parts(predictor)
     batch, names = predictor.prepare([image]).to(predictor.device), attention_names(predictor.model)
     inputs = predictor.inputs_of(batch, predictor.model)
     height, width = inputs["images"].shape[-2:]
@@ -85,7 +85,7 @@ def is_plain_vit(model: nn.Module) -> bool:
     return backbone_of(model).patch_size is not None
 
 
-def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
+def locate_in_input(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
     """Map a pixel (x, y) of an image to its location in the model's input, which is resized and cropped.
 
     Raises:
@@ -113,9 +113,9 @@ def has_located_attention(model: nn.Module) -> bool:
     )
 
 
-def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+def explain_backbone(predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation) -> None:
     """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
-    predictor = of_trained_backbone(predictor)
+    predictor = drop_training_parts(predictor)
     layers = backbone_attention(predictor, image)
     model, shown = predictor.model, prepare_image_to_draw(predictor, image)
     has_class_token = backbone_of(model).has_class_token
@@ -128,7 +128,7 @@ def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, 
             f"{width} x {height} pixels; give a smaller size to see them all"
         )
     middle = [(shown.shape[1] / 2, shown.shape[0] / 2)]
-    points = [seen_at(predictor, image, point) for point in request.points] or middle
+    points = [locate_in_input(predictor, image, point) for point in request.points] or middle
     kinds = {layer.name: model.get_submodule(layer.name) for layer in layers}
     local = [layer for layer in layers if isinstance(kinds[layer.name], LocalRelation)]
     drawn = spread([layer for layer in layers if layer not in local[:1]], MAX_LAYERS)  # the stem's cells are pixels
@@ -241,7 +241,7 @@ def draw_class_token(
         named = [("mean", maps.mean(0)), *((f"head {i}", m) for i, m in enumerate(maps[:MAX_HEADS]))]
         panels = [Panel("" if number else name, weights, layer.covered) for name, weights in named]
         rows.append((layer.label, [None if number else Panel("image"), *_measure(panels, region)]))
-    title = "What the class token attends to, by layer and head" + _measured_title(region)
+    title = "What the class token attends to, by layer and head" + _add_measured_title(region)
     title += left_out((min(MAX_HEADS, num_heads), num_heads, "heads"), (len(layers), num_layers, "layers"))
     draw_rows(image, rows, path, title=title, panel=1.2)
     return path
@@ -258,7 +258,7 @@ def _measure(panels: Sequence[Panel], region: Tensor | None) -> list[Panel]:
     ]
 
 
-def _measured_title(region: Tensor | None) -> str:
+def _add_measured_title(region: Tensor | None) -> str:
     return "" if region is None else "; x: attention inside the outline, relative to uniform attention"
 
 
@@ -338,7 +338,7 @@ def draw_rollout(
             for i in chosen
         ]
         rows.append((name, [Panel("image", points=marks, first_point=k), *_measure(panels, region)]))
-    title = "Attention rollout: what has reached the token through all layers so far" + _measured_title(region)
+    title = "Attention rollout: what has reached the token through all layers so far" + _add_measured_title(region)
     draw_rows(image, rows, path, title=title + left_out((len(chosen), len(layers), "steps")))
     return path
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.explanations.clip_drawing import draw_clip_arrows, draw_clip_attention
-from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, check_points
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation, check_layer, check_points
 from vitkit.apps.explanations.html_page import PageLayer
 from vitkit.apps.explanations.pages import MAX_ROWS
 from vitkit.apps.inference.predictor import Predictor
@@ -70,7 +70,7 @@ class FullAttention(NamedTuple):
         height, width, _ = self.size
         return self._on_map(self.weights[(frame * height + row) * width + column])
 
-    def received(self) -> Tensor:
+    def sum_received(self) -> Tensor:
         """Return (h', w', T'): how much of all tokens' attention each key gets."""
         return self._on_map(self.weights.mean(0))
 
@@ -184,7 +184,7 @@ def _join(maps: Mapping[str, Tensor], scheme: str, size: Size) -> GroupedAttenti
     return GroupedAttention(class_token, steps, size)
 
 
-def explain_clip(predictor: Predictor, video: str | Path, request: Request, result: Explanation) -> None:
+def explain_clip(predictor: Predictor, video: str | Path, request: ExplainRequest, result: Explanation) -> None:
     """Draw what points of a frame, and the class token, attend to in the clip from the middle of a video."""
     model, views = predictor.model, clip_of(predictor, video)
     clip = views[len(views) // 2]  # the crop in the middle
@@ -194,7 +194,7 @@ def explain_clip(predictor: Predictor, video: str | Path, request: Request, resu
         raise ConfigError(f"frame: got {frame}; the clip's frames are 0 to {num_frames - 1}.")
     check_points(request.points, width, height, "the clip")
     attention = clip_attention(model, clip[None].to(predictor.device), request.encoder_layer)
-    looked_at = attention.received() if attention.class_token is None else attention.class_token
+    looked_at = attention.sum_received() if attention.class_token is None else attention.class_token
     of_frame = looked_at[..., frame * looked_at.shape[2] // num_frames]
     points = request.points or [brightest(of_frame, (height, width))]
     token_frame = frame * attention.size[2] // num_frames

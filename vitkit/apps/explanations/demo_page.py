@@ -175,11 +175,11 @@ class Handlers:
         gr = self.gr
         hidden = [gr.update(visible=False)] * 2
         if path is None:
-            return [None, None, "", *hidden, *self._unclicked("")]
+            return [None, None, "", *hidden, *self._clear_click("")]
         try:
             prediction = self.demo.predict(path)
         except VitkitError as error:
-            return [None, None, f"error: {error}", *hidden, *self._unclicked("")]
+            return [None, None, f"error: {error}", *hidden, *self._clear_click("")]
         tasks = tasks_of(prediction)
         return [
             prediction,
@@ -187,7 +187,7 @@ class Handlers:
             text_of(prediction, threshold),
             gr.update(choices=tasks, value=tasks[0], visible=len(tasks) > 1),
             gr.update(visible="scores" in prediction.fields or "panoptic" in prediction.fields),
-            *self._unclicked(HINT),
+            *self._clear_click(HINT),
         ]
 
     def on_choice(self, prediction: Prediction | None, task: str | None, threshold: float | None) -> list[Any]:
@@ -201,18 +201,18 @@ class Handlers:
     ) -> list[Any]:
         """Draw what the model attends to; return updates of the text and of the two drawings."""
         if prediction is None:
-            return self._unclicked("Give an image first.")
+            return self._clear_click("Give an image first.")
         point = point_in(prediction, pixel, is_drawn=is_drawn)
         if point is None:
-            return self._unclicked(HINT)
+            return self._clear_click(HINT)
         try:
             attended = self.demo.attend(prediction, *point, threshold)
         except VitkitError as error:
-            return self._unclicked(str(error))
+            return self._clear_click(str(error))
         drawings = [self.gr.update(value=path, visible=path is not None) for path in attended[1:]]
         return [attended.text, *drawings]
 
-    def _unclicked(self, text: str) -> list[Any]:
+    def _clear_click(self, text: str) -> list[Any]:
         return [text, *[self.gr.update(value=None, visible=False)] * 2]
 
 

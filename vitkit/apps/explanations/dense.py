@@ -9,7 +9,7 @@ from torchvision.ops import nms
 
 from vitkit.apps.explanations.backbones import has_located_attention
 from vitkit.apps.explanations.drawing import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
-from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, check_queries
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation, check_layer, check_queries
 from vitkit.apps.explanations.images import (
     ImageAttention,
     Point,
@@ -37,7 +37,7 @@ MAX_MASKS = 12
 MAX_SLOTS = 20
 
 
-def explain_attention(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+def explain_attention(predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation) -> None:
     """Draw attention to every location: figures of the encoder and of the decoder, if the model has them."""
     model = predictor.model
     encoder, decoder = encoder_layers(model), decoder_layers(model)
@@ -81,7 +81,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, request: Request,
 
 
 def choose_queries(
-    predictor: Predictor, queries: QueryPredictions, request: Request, result: Explanation, limit: int
+    predictor: Predictor, queries: QueryPredictions, request: ExplainRequest, result: Explanation, limit: int
 ) -> list[int]:
     """Return the requested queries; otherwise those that reach the threshold, best first, or at least the best one.
 
@@ -104,7 +104,7 @@ def choose_queries(
     return confident.tolist()
 
 
-def page_queries(request: Request, scores: Tensor) -> list[int]:
+def page_queries(request: ExplainRequest, scores: Tensor) -> list[int]:
     """Return the queries of a page: the requested ones, then the best ones."""
     best = scores.argsort(descending=True).tolist()
     return list(dict.fromkeys([*request.queries, *best]))[:MAX_QUERIES]
@@ -129,7 +129,9 @@ def points_of(
     return points or [(width / 2, height / 2)], boxes_xyxy.tolist()
 
 
-def explain_masks(predictor: Predictor, attention: ImageAttention, request: Request, result: Explanation) -> None:
+def explain_masks(
+    predictor: Predictor, attention: ImageAttention, request: ExplainRequest, result: Explanation
+) -> None:
     """Draw queries' masks, the points of their loss, and how they merge into the panoptic map."""
     view, model, criterion = attention.view, predictor.model, request.criterion
     queries = request.queries or attention.queries.scores.argsort(descending=True)[:MAX_MASKS].tolist()
@@ -144,7 +146,7 @@ def explain_masks(predictor: Predictor, attention: ImageAttention, request: Requ
         result.notes.append(f"no figure of a panoptic map: the model's tasks are {', '.join(model.tasks)}")
 
 
-def explain_sampling(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+def explain_sampling(predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation) -> None:
     """Draw Deformable DETR's sampling: a figure per query."""
     sampling = image_sampling(predictor, image)
     for query in choose_queries(predictor, sampling.queries, request, result, MAX_SAMPLED):
@@ -157,7 +159,7 @@ def explain_sampling(predictor: Predictor, image: np.ndarray, request: Request, 
 
 @torch.no_grad()
 def explain_slots(
-    model: nn.Module, loader: BatchLoader, device: str | torch.device, request: Request, result: Explanation
+    model: nn.Module, loader: BatchLoader, device: str | torch.device, request: ExplainRequest, result: Explanation
 ) -> None:
     """Draw where the boxes of each query lie over a dataset."""
     head = child(model, "head")

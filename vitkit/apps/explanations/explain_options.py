@@ -17,7 +17,7 @@ from vitkit.losses.mask_criterion import MaskCriterion
 
 
 @dataclass(frozen=True)
-class Request:
+class ExplainRequest:
     """What to draw; see `explain`."""
 
     points: Sequence[Point] = ()
@@ -59,7 +59,7 @@ class Explanation:
         write_explain_page(layers, self.file(ending), title=title, image=image)
 
 
-Draw = Callable[[Predictor, np.ndarray, Request, Explanation], None]
+Draw = Callable[[Predictor, np.ndarray, ExplainRequest, Explanation], None]
 """Draws figures of a predictor's model for an image as from `Predictor.to_array`."""
 
 

@@ -75,14 +75,14 @@ class View:
         height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], self.covered))
         return masks[..., :height, :width].float().cpu()
 
-    def covered_at(self, feature: str) -> tuple[float, float]:
+    def compute_covered_at(self, feature: str) -> tuple[float, float]:
         """Return `covered` for a feature map of the neck, where the padding is rounded to the map's locations."""
         padding_mask = torch.ones(1, *self.padded_size, dtype=torch.bool)
         padding_mask[:, : self.image_size[0], : self.image_size[1]] = False
-        return covered_by(resize_mask(padding_mask, self.feature_sizes[feature]))
+        return compute_covered(resize_mask(padding_mask, self.feature_sizes[feature]))
 
 
-def covered_by(padding_mask: Tensor) -> tuple[float, float]:
+def compute_covered(padding_mask: Tensor) -> tuple[float, float]:
     """Return the height and width of a padding mask (1, H, W) relative to those of its image; 1 without padding."""
     image = ~padding_mask[0]
     return len(image) / int(image[:, 0].sum()), image.shape[1] / int(image[0].sum())
@@ -376,7 +376,7 @@ def image_attention(
             f"of at most {' x '.join(map(str, model.image_size))} pixels (height x width)."
         )
 
-    def attended(name: str, number: int) -> LayerAttention:
+    def read_layer(name: str, number: int) -> LayerAttention:
         size, covered = _attended_map(model, view, recorded[name], number)
         # One module may be both encoder and decoder layer; it is then recorded under one name only.
         weights = next(view.records[key] for key in (name, "encoder", str(decoder_layer)) if key in view.records)
@@ -389,11 +389,11 @@ def image_attention(
         gate = gates[number].unflatten(-1, size) if gates else None
         return LayerAttention(number, weights.unflatten(-1, size), covered, gate)
 
-    layers = [attended(str(i), i) for i in numbers if decoder]
+    layers = [read_layer(str(i), i) for i in numbers if decoder]
     return ImageAttention(
         view.image,
         predictor.classes,
-        attended("encoder", encoder_layer) if encoder else None,
+        read_layer("encoder", encoder_layer) if encoder else None,
         next((layer for layer in layers if layer.layer == decoder_layer), None),
         QueryPredictions.of(view) if layers else None,
         layers,
@@ -489,6 +489,6 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     strides = [info.stride for info in model.neck.feature_info.values()]
     levels = [attention.levels for attention in decoder_layers(model)]
     rounds = attention_layers(model).rounds_padding
-    covered = [view.covered_at(name) if rounds else view.covered for name in view.feature_sizes]
+    covered = [view.compute_covered_at(name) if rounds else view.covered for name in view.feature_sizes]
     queries = QueryPredictions.of(view)
     return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view)

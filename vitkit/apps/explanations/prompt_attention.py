@@ -72,7 +72,7 @@ def prompt_attention(predictor: Predictor, image: np.ndarray) -> tuple[PromptAtt
         for (name, size), end in zip(view.feature_sizes.items(), ends):
             part = slice(end - size[0] * size[1], end)
             maps = to_locations[..., part].unflatten(-1, size)
-            looks.append(LayerAttention(len(layers.fusion) - 1, maps, view.covered_at(name)))
+            looks.append(LayerAttention(len(layers.fusion) - 1, maps, view.compute_covered_at(name)))
             if located is None or max(located.heads.shape[-2:]) > MAX_GRID:
                 located, location_reads = looks[-1], to_words[:, part]
     return PromptAttention(

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from vitkit.apps.explanations.dense import MAX_BOXES, choose_queries, page_queries
-from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation
 from vitkit.apps.explanations.images import QueryPredictions
 from vitkit.apps.explanations.pages import prompt_page
 from vitkit.apps.explanations.panels import Panel, draw_rows
@@ -28,7 +28,7 @@ MAX_WORDS = 40
 _BAR, _ROW, _CROP = 0.24, 1.15, 1.3  # inches: a word's bar, a box's row, its part of the image
 
 
-def explain_prompt(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+def explain_prompt(predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation) -> None:
     """Draw which words the best queries read, why they have their labels, and where words look."""
     attention, view = prompt_attention(predictor, image)
     result.prompt = attention

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.apps.explanations.explain_options import Explanation, Request
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation
 from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.apps.inference.predictor import Predictor
 
@@ -16,7 +16,9 @@ _GRAY = 0.5
 
 
 @torch.no_grad()
-def explain_reconstruction(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+def explain_reconstruction(
+    predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation
+) -> None:
     """Draw an image, what an MAE sees of it, and what it reconstructs, for several masks (figure 2 of
     https://arxiv.org/abs/2111.06377)."""
     model = predictor.model

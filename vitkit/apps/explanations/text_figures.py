@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from vitkit.apps.explanations.drawing import draw_word_attention
-from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, prepare_image_to_draw
+from vitkit.apps.explanations.explain_options import ExplainRequest, Explanation, check_layer, prepare_image_to_draw
 from vitkit.apps.explanations.pages import text_page, word_page
 from vitkit.apps.explanations.text import (
     TextAttention,
@@ -34,7 +34,7 @@ MAX_POSITIONS = 100
 TextModel = Translator | TextContinuer | MaskFiller
 
 
-def explain_text(loaded: TextModel, text: str, request: Request, result: Explanation) -> None:
+def explain_text(loaded: TextModel, text: str, request: ExplainRequest, result: Explanation) -> None:
     """Draw a model's attention, expectations and beams for a sentence."""
     model, vocabularies = loaded.model, loaded.vocabularies
     if not text.strip():
@@ -57,7 +57,7 @@ def file_stem(text: str) -> str:
     return name if len(name) <= 30 else f"{name[:30]}_{zlib.crc32(text.encode()) % 10_000:04}"
 
 
-def explain_caption(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+def explain_caption(predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation) -> None:
     """Draw where a captioner looks for each word, its decoder's attention, expectations and beams."""
     model = predictor.model
     shown = prepare_image_to_draw(predictor, image)
@@ -74,7 +74,7 @@ def explain_caption(predictor: Predictor, image: np.ndarray, request: Request, r
     draw_beam_tree(model, model.vocabulary, inputs, result.file("beams.png"), beams=request.beams)
 
 
-def draw_text(model: nn.Module, attention: TextAttention, request: Request, result: Explanation) -> None:
+def draw_text(model: nn.Module, attention: TextAttention, request: ExplainRequest, result: Explanation) -> None:
     """Save the PNGs of attention among tokens, positions and expectations that apply to a model."""
     chosen = {
         "encoder": ("encoder_layer", request.encoder_layer),

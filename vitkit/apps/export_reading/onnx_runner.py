@@ -94,7 +94,7 @@ class Runner:
         """Return the results of one image, whose (height, width) is `original`."""
         if "class_scores" in outputs:
             labels = np.argsort(-outputs["class_scores"], kind="stable")[:5]
-            return self.named(labels, outputs["class_scores"][labels])
+            return self.name_classes(labels, outputs["class_scores"][labels])
         settings, result = self.info["postprocessing"] or {"tasks": (), "mask_multiple": 1}, {}
         if "padding_mask" in inputs:
             inside = (~inputs["padding_mask"][0, :, 0]).sum(), (~inputs["padding_mask"][0, 0]).sum()
@@ -125,7 +125,7 @@ class Runner:
             result |= self.segments(regions, scores, labels, original)
         return result
 
-    def named(self, labels, scores):
+    def name_classes(self, labels, scores):
         return {"labels": labels, "names": [self.info["classes"][label] for label in labels], "scores": scores}
 
     def objects(self, outputs, mask_of, settings):
@@ -145,7 +145,7 @@ class Runner:
                 if settings["masks"] == "bilinear":
                     scores[i] *= (sigmoid(mask) * masks[i]).sum() / (masks[i].sum() + 1e-6)
         chosen = [i for i in np.argsort(-scores, kind="stable") if keep[i] and scores[i] >= lowest[i]]
-        result = self.named(labels[chosen], scores[chosen])
+        result = self.name_classes(labels[chosen], scores[chosen])
         if "instance" in settings["tasks"]:
             result["masks"] = [masks[i] for i in chosen]
         boxes = outputs["boxes_xyxy"][chosen] if "boxes_xyxy" in outputs else [box_around(masks[i]) for i in chosen]

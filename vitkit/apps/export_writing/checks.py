@@ -32,7 +32,7 @@ NUM_TOKENS = 5
 
 
 @dataclass
-class Difference:
+class OutputDifference:
     """The difference between one output of a file and the model's."""
 
     output: str
@@ -145,7 +145,7 @@ def text_inputs(vocabulary_size: int) -> list[Inputs]:
 
 def differences(
     graph: ExportGraph, file: ExportedFile, batches: Sequence[Inputs], tolerance: float
-) -> list[Difference]:
+) -> list[OutputDifference]:
     """Return the largest difference of each output over all batches.
 
     Results that are derived from other outputs are compared with results derived from the file's outputs: where two
@@ -170,7 +170,7 @@ def differences(
             else:
                 difference = _difference(queries.get(name, actual[name]), value)
             largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
-    return [Difference(name, value, tolerance) for name, value in largest.items()]
+    return [OutputDifference(name, value, tolerance) for name, value in largest.items()]
 
 
 _DETECTIONS = ("labels", "boxes_xyxy", "queries")
@@ -246,7 +246,7 @@ def seconds_in_turn(functions: Sequence[Callable[[], object]]) -> list[float]:
 
 
 @contextmanager
-def announced(what: str) -> Iterator[None]:
+def announce(what: str) -> Iterator[None]:
     """Print what begins and, at its end, how long it took."""
     print_line(what)
     started = time.perf_counter()

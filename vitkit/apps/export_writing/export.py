@@ -27,9 +27,9 @@ from vitkit.apps.export_reading.runtimes import OnnxFile, import_optional_module
 from vitkit.apps.export_reading.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.export_writing.checks import (
     NUM_TOKENS,
-    Difference,
     Inputs,
-    announced,
+    OutputDifference,
+    announce,
     differences,
     image_inputs,
     image_size,
@@ -39,7 +39,7 @@ from vitkit.apps.export_writing.checks import (
     yield_decoded_inputs,
 )
 from vitkit.apps.export_writing.metadata import describe
-from vitkit.apps.export_writing.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
+from vitkit.apps.export_writing.prompted import list_known_phrases, prompt_inputs, prompted_graphs, with_text_features
 from vitkit.apps.export_writing.text import text_graphs
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
 from vitkit.apps.inference.fused import fused_copy
@@ -84,7 +84,7 @@ class ExportedPart:
     """A file that was written, and how it compares with the model."""
 
     path: Path
-    differences: list[Difference]
+    differences: list[OutputDifference]
     shapes: list[tuple[int, ...]]
     """The shape of the first input in each batch of the comparison."""
     seconds: tuple[float, float]
@@ -162,7 +162,7 @@ def export(
     name = name_of(model)
     out = Path(name + FORMATS[format] if out is None else out)
     check_out(out, settings)
-    with announced(f"loading   {model if isinstance(model, str | Path) else name}"):
+    with announce(f"loading   {model if isinstance(model, str | Path) else name}"):
         config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
         predictor = load(config, weights)
     check_not_exported(predictor, "export")
@@ -315,7 +315,7 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
         )
     if "text" in model.takes:
         detector, encoder = prompted_graphs(model)
-        phrases = known_phrases(model, predictor.classes)
+        phrases = list_known_phrases(model, predictor.classes)
         predictor = predictor.with_text(phrases)
     if isinstance(predictor, Translator):
         batches = text_inputs(len(predictor.vocabularies["source"]))
@@ -364,7 +364,7 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
             f"Choose format torch{', or precision fp16' * halved}."
         )
     example = {name: part.example[name] for name in graph.axes}
-    with announced(f"tracing   {path.name}"):
+    with announce(f"tracing   {path.name}"):
         outputs = list(run_graph(part.graph, example))
         program = trace(graph, example, fixed_size=settings.size is not None)
     texts = {name: json.dumps(value) for name, value in metadata.items()}
@@ -372,7 +372,7 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
         torch.export.save(program, path, extra_files={METADATA: json.dumps(texts)})
         remember([ProgramCode(str(path))])
     else:
-        with announced(f"writing   {path.name}, opset {settings.opset}, {settings.precision}"):
+        with announce(f"writing   {path.name}, opset {settings.opset}, {settings.precision}"):
             write_onnx(program, path, settings, texts, axes=graph.axes, outputs=outputs)
 
 
@@ -528,7 +528,7 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     if settings.precision == "int8":
         unquantized = OnnxFile(unquantized_path(path), {}, on_cpu=True)
         timed.append(lambda: unquantized.run(first))
-    with announced(f"timing    {final.name}"):
+    with announce(f"timing    {final.name}"):
         by_file, by_pytorch, *in_float32 = seconds_in_turn(timed)
     for seconds in in_float32:
         note_speed(path, final, by_file, seconds)

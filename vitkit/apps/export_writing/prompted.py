@@ -101,7 +101,7 @@ def prompted_graphs(model: torch.nn.Module) -> tuple[PromptedDetectorGraph, Text
     return PromptedDetectorGraph(model), TextFeaturesGraph(model)
 
 
-def known_phrases(model: GroundingDINO, classes: Sequence[str]) -> list[str]:
+def list_known_phrases(model: GroundingDINO, classes: Sequence[str]) -> list[str]:
     """Return phrases that a model's vocabulary knows: its classes, or COCO's, or else its own words; not all of them.
 
     Raises:

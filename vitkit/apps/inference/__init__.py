@@ -14,7 +14,7 @@ load("runs/language_model")("Ein Mann", decoding=dict(top_p=0.9)) # a TextContin
 load("runs/masked_language_model")("Ein <mask> läuft.")           # a MaskFiller of an encoder-only one
 """
 
-from vitkit.apps.inference.inputs import download, find_images, images_in, in_batches, is_url, open_frames, to_array
+from vitkit.apps.inference.inputs import download, find_images, images_in, is_url, make_batches, open_frames, to_array
 from vitkit.apps.inference.language import Continuation, Filling, MaskFiller, TextContinuer
 from vitkit.apps.inference.load import Loaded, find_model, find_trained, is_config_only, load
 from vitkit.apps.inference.prediction import Prediction
@@ -40,10 +40,10 @@ __all__ = [
     "find_model",
     "find_trained",
     "images_in",
-    "in_batches",
     "is_config_only",
     "is_url",
     "load",
+    "make_batches",
     "open_frames",
     "to_array",
 ]

@@ -104,7 +104,7 @@ def data_name(config: Mapping[str, Any]) -> str:
     return str(val.get("type", ""))
 
 
-def trained_on(config: Mapping[str, Any], weights: Weights) -> str:
+def training_data_name(config: Mapping[str, Any], weights: Weights) -> str:
     """Return the name of the data that weights were trained on; "" if it is not known, as for other projects' folders,
     whose config has the data section of a related one."""
     entry = zoo_entry(weights)
@@ -167,7 +167,7 @@ def make_card(
     """
     task, entry = task_of(loaded), zoo_entry(weights)
     license = license or entry.get("license")
-    data = trained_on(config, weights)
+    data = training_data_name(config, weights)
     results = [
         EvalResult(
             task_type=task,

@@ -346,7 +346,7 @@ def _tensor_to_array(image: Tensor) -> np.ndarray | Tensor:
     return image.permute(1, 2, 0).contiguous().numpy() if image.dtype == torch.uint8 else image
 
 
-def in_batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def make_batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Yield lists of `size` items; the last may be shorter.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.apps.inference.inputs import in_batches
+from vitkit.apps.inference.inputs import make_batches
 from vitkit.apps.inference.translator import BATCH, TextModel
 from vitkit.data.text.datasets import pad_tokens
 from vitkit.errors import ConfigError, DataError
@@ -85,7 +85,7 @@ class TextContinuer(LanguageModel):
     ) -> Iterator[list[Continuation]]:
         """Continue texts a batch at a time; see `__call__`. A text ends at the latest at the model's last position."""
         number = 0
-        for texts in in_batches(self._check(prompts), batch_size):
+        for texts in make_batches(self._check(prompts), batch_size):
             encoded = [[BOS, *ids] for ids in self.vocabulary.encode_all(texts)]
             rooms = [self._check_length(ids, number + k) - len(ids) + 1 for k, ids in enumerate(encoded, start=1)]
             # A text with room for fewer tokens must not shorten the others in its batch.

@@ -39,7 +39,7 @@ def connect(count: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 @dataclass
-class _Objects:
+class _TileObjects:
     """The N objects predicted in one tile."""
 
     tile: Tile
@@ -74,7 +74,7 @@ class ObjectMerger:
 
     def __init__(self, size: tuple[int, int]):
         self.size = size
-        self.parts: list[_Objects] = []
+        self.parts: list[_TileObjects] = []
         self.num_objects = 0
         self.same: list[tuple[int, int]] = []
         """Pairs of predictions that are one object, by their numbers among those of all tiles."""
@@ -88,7 +88,7 @@ class ObjectMerger:
             kept &= masks.flatten(1).any(1)
             masks = masks_to_rle(masks[kept])
         boxes = boxes[kept] + boxes.new_tensor([tile.left, tile.top, tile.left, tile.top])
-        part = _Objects(
+        part = _TileObjects(
             tile,
             self.num_objects,
             fields["scores"][kept].float(),
@@ -117,7 +117,7 @@ class ObjectMerger:
 
     def result(self) -> dict[str, Tensor]:
         """Return scores, labels, boxes_xyxy and, if there are any, masks, the highest score first."""
-        members: dict[int, list[tuple[_Objects, int]]] = {}
+        members: dict[int, list[tuple[_TileObjects, int]]] = {}
         every = [(part, index) for part in self.parts for index in range(len(part.scores))]
         for group, pair in zip(connect(len(every), self.same).tolist(), every):
             members.setdefault(group, []).append(pair)
@@ -160,7 +160,7 @@ def _border(tile: Tile) -> float:
     return max(1.0, BORDER * max(tile.bottom - tile.top, tile.right - tile.left))
 
 
-def _representatives(group: list[tuple[_Objects, int]]) -> list[tuple[_Objects, int]]:
+def _representatives(group: list[tuple[_TileObjects, int]]) -> list[tuple[_TileObjects, int]]:
     """Return the best prediction of an object that is not cut off, or all of its parts if there is none.
 
     Predictions with less than half the highest score are ignored: a doubtful box may agree with a good one by chance.
@@ -171,7 +171,7 @@ def _representatives(group: list[tuple[_Objects, int]]) -> list[tuple[_Objects, 
     return [max(whole, key=lambda pair: float(pair[0].scores[pair[1]]))] if whole else group
 
 
-def _partners(a: _Objects, b: _Objects, common: Tile) -> Iterator[tuple[int, int]]:
+def _partners(a: _TileObjects, b: _TileObjects, common: Tile) -> Iterator[tuple[int, int]]:
     """Yield pairs of indices into two tiles' objects that are one object, see `ObjectMerger`."""
     edges = a.boxes_xyxy.new_tensor([common.left, common.top, common.right, common.bottom])
     clipped_a, clipped_b = (_clip(part.boxes_xyxy, edges) for part in (a, b))
@@ -217,11 +217,11 @@ def _inside(a: Tensor, b: Tensor, margin: float) -> Tensor:
     return (high - low).clamp(min=0).prod(-1) / box_area(a).clamp(min=1e-6)[:, None]
 
 
-def _refine_by_masks(similarity: Tensor, a: _Objects, b: _Objects, common: Tile) -> None:
+def _refine_by_masks(similarity: Tensor, a: _TileObjects, b: _TileObjects, common: Tile) -> None:
     """Replace the IoU of overlapping boxes with the IoU of their masks within the overlap of the tiles."""
     decoded: dict[tuple[int, int], np.ndarray] = {}
 
-    def inside(part: _Objects, index: int) -> np.ndarray:
+    def inside(part: _TileObjects, index: int) -> np.ndarray:
         key = (id(part), index)
         if key not in decoded:
             top, left = part.tile.top, part.tile.left

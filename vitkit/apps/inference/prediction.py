@@ -98,9 +98,9 @@ class Prediction:
     @property
     def names(self) -> list[str] | None:
         """The class name of each of `labels`."""
-        return None if self.labels is None else [name for name, _, _ in self._classified()]
+        return None if self.labels is None else [name for name, _, _ in self._list_classified()]
 
-    def _classified(self) -> list[tuple[str, int, float]]:
+    def _list_classified(self) -> list[tuple[str, int, float]]:
         """Return name, label and score of each object, segment or class; none of a prediction without classes."""
         if self.labels is None or self.scores is None:
             return []
@@ -183,11 +183,11 @@ class Prediction:
         if self.text is not None:
             return f"{self.name}: {self.text}"
         if "class_scores" in self.fields:
-            return f"{self.name}: {', '.join(f'{name} {score:.2f}' for name, _, score in self._classified())}"
+            return f"{self.name}: {', '.join(f'{name} {score:.2f}' for name, _, score in self._list_classified())}"
         if self.semantic is not None and self.labels is None:
             return f"{self.name}: {', '.join(self.to_json()['areas'])}"
         if len(self):
-            counted = Counter(name for name, _, _ in self._classified()).most_common()
+            counted = Counter(name for name, _, _ in self._list_classified()).most_common()
             counts = ", ".join(f"{count} {name}" for name, count in counted)
             return f"{self.name}: {counts}" + (f"; from {self.thresholds}" if "scores" in self.fields else "")
         if not len(self.fields.get("scores", ())):
@@ -254,13 +254,13 @@ class Prediction:
         """
         height, width = self.image.shape[:2]
         crops = []
-        for x0, y0, x1, y1 in self._required_boxes("crop").tolist():
+        for x0, y0, x1, y1 in self._require_boxes("crop").tolist():
             left, top = (min(max(math.floor(low), 0), side - 1) for low, side in ((x0, width), (y0, height)))
             right, bottom = max(math.ceil(x1), left + 1), max(math.ceil(y1), top + 1)
             crops.append(self.image[top:bottom, left:right])
         return crops
 
-    def _required_boxes(self, method: str) -> Tensor:
+    def _require_boxes(self, method: str) -> Tensor:
         if self.boxes is None:
             raise ConfigError(f"{method}: needs boxes, and the model predicts {', '.join(self.fields)}.")
         return self.boxes
@@ -271,7 +271,7 @@ class Prediction:
         Raises:
             ConfigError: the model predicts no boxes.
         """
-        boxes_xywh = self._required_boxes("to_coco").clone()
+        boxes_xywh = self._require_boxes("to_coco").clone()
         boxes_xywh[:, 2:] -= boxes_xywh[:, :2]
         masks = [None] * len(boxes_xywh) if self.masks is None else masks_to_rle(self.masks)
         return [
@@ -282,7 +282,7 @@ class Prediction:
                 "score": score,
                 **({} if mask is None else {"segmentation": mask}),
             }
-            for (_, label, score), box, mask in zip(self._classified(), boxes_xywh.tolist(), masks)
+            for (_, label, score), box, mask in zip(self._list_classified(), boxes_xywh.tolist(), masks)
         ]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -294,7 +294,7 @@ class Prediction:
         pandas = _import("pandas", "to_pandas")
         if self.labels is None:
             raise ConfigError(f"to_pandas: needs classes, and the model predicts {', '.join(self.fields)}.")
-        names, labels, scores = zip(*self._classified()) if len(self) else ((), (), ())
+        names, labels, scores = zip(*self._list_classified()) if len(self) else ((), (), ())
         columns = {"class": names, "label": labels, "score": scores}
         if self.boxes is not None:
             columns |= dict(zip(("x0", "y0", "x1", "y1"), self.boxes.T.tolist()))
@@ -307,7 +307,7 @@ class Prediction:
             ConfigError: supervision is not installed, or the model predicts no boxes.
         """
         supervision = _import("supervision", "to_supervision")
-        boxes_xyxy, masks, scores, labels = self._required_boxes("to_supervision"), self.masks, self.scores, self.labels
+        boxes_xyxy, masks, scores, labels = self._require_boxes("to_supervision"), self.masks, self.scores, self.labels
         assert scores is not None and labels is not None  # boxes have both
         return supervision.Detections(
             xyxy=boxes_xyxy.numpy(),
@@ -350,7 +350,7 @@ class Prediction:
             largest_first = sorted(zip(pixels.tolist(), labels.tolist()), reverse=True)
             result["areas"] = {self.classes[label]: count / (height * width) for count, label in largest_first}
         if "class_scores" in self.fields:
-            result["classes"] = [{"class": name, "score": score} for name, _, score in self._classified()]
+            result["classes"] = [{"class": name, "score": score} for name, _, score in self._list_classified()]
         if self.text is not None:
             result |= {"text": self.text, "score": self.fields["score"]}
         return result
@@ -359,7 +359,9 @@ class Prediction:
         masks = [None] * len(self._order) if self.masks is None else masks_to_rle(self.masks)
         return [
             {"class": name, "score": score, "box_xyxy": box, **({} if mask is None else {"mask": mask})}
-            for (name, _, score), box, mask in zip(self._classified(), self._required_boxes("to_json").tolist(), masks)
+            for (name, _, score), box, mask in zip(
+                self._list_classified(), self._require_boxes("to_json").tolist(), masks
+            )
         ]
 
 

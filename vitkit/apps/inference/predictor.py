@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.apps.inference.encoded_text import EncodedOnce
 from vitkit.apps.inference.fused import FusedCopy
-from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
+from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, make_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, make_threshold
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import predict_tiles
@@ -47,7 +47,7 @@ class _Loaded(NamedTuple):
     """None if the image is predicted in tiles."""
 
 
-class _Unread(NamedTuple):
+class _UnreadImage(NamedTuple):
     """An image that cannot be read or prepared."""
 
     name: str
@@ -153,7 +153,7 @@ class Predictor:
 
     def encoded_text(self) -> EncodedOnce:
         """Return what a text-prompted model looks for; errors are those of `check_text`."""
-        text = self._known_text()
+        text = self._require_text()
         if self._encoded is None or self._encoded.text is not text:
             self._encoded = EncodedOnce(self.model, text)
         return self._encoded
@@ -166,7 +166,7 @@ class Predictor:
         encoded = self.encoded_text().by(network, len(batch), self.device)
         return batch.inputs if encoded is None else batch.inputs | {"text": encoded}
 
-    def _known_text(self) -> Prompt | Caption:
+    def _require_text(self) -> Prompt | Caption:
         if self.text is None:
             raise ConfigError(
                 f"text: not given, and {type(self.model).__name__} looks for what it names. Give one, such as "
@@ -289,7 +289,7 @@ class Predictor:
         failures = _Failures()
         on_failure = on_failure or (failures.leave_out if inputs.leaves_out_broken else None)
         num_predicted, size = 0, 1 if tiling else batch_size
-        for batch in in_batches(self._load_ahead(inputs.named, workers, 2 * size, prepares=tiling is None), size):
+        for batch in make_batches(self._load_ahead(inputs.named, workers, 2 * size, prepares=tiling is None), size):
             loaded = []
             for read in batch:
                 if isinstance(read, _Loaded):
@@ -311,11 +311,11 @@ class Predictor:
 
     def _load_ahead(
         self, named: Iterable[NamedImage], workers: int, ahead: int, *, prepares: bool
-    ) -> Iterator[_Loaded | _Unread]:
+    ) -> Iterator[_Loaded | _UnreadImage]:
         """Read the images and prepare them for the model, in order, in threads if there are `workers`."""
         local = threading.local()
 
-        def load(named: NamedImage) -> _Loaded | _Unread:
+        def load(named: NamedImage) -> _Loaded | _UnreadImage:
             name, image = named
             if not hasattr(local, "transforms"):  # albumentations keeps the state of the image that it transforms
                 local.transforms = copy.deepcopy(self.transforms) if workers else self.transforms
@@ -325,7 +325,7 @@ class Predictor:
             except ConfigError:
                 raise
             except Exception as error:
-                return _Unread(name, error)
+                return _UnreadImage(name, error)
 
         return map_ahead(load, named, workers=workers, ahead=ahead + workers) if workers else map(load, named)
 
@@ -410,7 +410,7 @@ class Predictor:
     def _run_tiles(self, images: Sequence[np.ndarray]) -> list[TileResult]:
         sizes = [image.shape[:2] for image in images]
         batch = self.prepare(images).to(self.device)
-        with autocast(self.device, self.precision), _memory_explained(sizes):
+        with autocast(self.device, self.precision), _explain_memory_error(sizes):
             network = self._fused.of(self.model)
             outputs = network(**self.inputs_of(batch, network))
             results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
@@ -426,7 +426,7 @@ class Predictor:
     def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images."""
         batch = batch.to(self.device)
-        with autocast(self.device, self.precision), _memory_explained(sizes):
+        with autocast(self.device, self.precision), _explain_memory_error(sizes):
             model = self._fused.of(self.model)
             if self._is_dense:
                 results = model.postprocess(model(**self.inputs_of(batch, model)), sizes)
@@ -439,19 +439,19 @@ class Predictor:
         return self._collate([self._sample(image, self.transforms) for image in images])
 
     def _sample(self, image: np.ndarray, transforms: Any) -> Sample:
-        return {"image": to_tensor(self._transformed(image, transforms)), "target": {}}
+        return {"image": to_tensor(self._transform(image, transforms)), "target": {}}
 
     def _collate(self, samples: Sequence[Sample]) -> Batch:
         batch = Batch.collate(samples)
         if "text" in self.model.takes:
-            batch.inputs["text"] = [self._known_text()] * len(samples)
+            batch.inputs["text"] = [self._require_text()] * len(samples)
         return batch
 
     def as_evaluated(self, image: np.ndarray) -> np.ndarray:
         """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""
-        return self._transformed(image, self.transforms)
+        return self._transform(image, self.transforms)
 
-    def _transformed(self, image: np.ndarray, transforms: Any) -> np.ndarray:
+    def _transform(self, image: np.ndarray, transforms: Any) -> np.ndarray:
         image = self._resize(image)
         return image if transforms is None else transforms(AnnotatedImage(image), seed=0).image
 
@@ -496,7 +496,7 @@ class _Failures:
 
 
 @contextmanager
-def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
+def _explain_memory_error(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
     """Turn an out-of-memory error into one that names the largest image in the batch.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.apps.inference.inputs import in_batches
+from vitkit.apps.inference.inputs import make_batches
 from vitkit.apps.inference.merging import MapMerger, ObjectMerger, PanopticMerger
 from vitkit.apps.inference.tiling import Tile, TileResult, Tiling
 from vitkit.errors import ConfigError
@@ -38,7 +38,7 @@ def predict_tiles(
     size = image.shape[:2]
     tiles = tiling.tiles(*size)
     mergers: list[ObjectMerger | MapMerger | PanopticMerger] = []
-    for chosen in in_batches(tiles, batch_size):
+    for chosen in make_batches(tiles, batch_size):
         results = predict([image[tile.rows, tile.columns] for tile in chosen])
         for tile, result in zip(chosen, results):
             mergers = mergers or _mergers(result, tiles, size)

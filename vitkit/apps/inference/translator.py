@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.inference.inputs import in_batches
+from vitkit.apps.inference.inputs import make_batches
 from vitkit.apps.inference.words import attention_of_words, join_words
 from vitkit.data.text.datasets import pad_tokens
 from vitkit.errors import DataError
@@ -187,7 +187,7 @@ def translate(
         batch_size: number of lines in a batch.
     """
     device = next(model.parameters()).device
-    for batch in in_batches(enumerate(encoded), batch_size):
+    for batch in make_batches(enumerate(encoded), batch_size):
         start = batch[0][0]
         non_empty = {row: ids for row, ids in batch if ids}
         translations = {}

@@ -381,7 +381,7 @@ def predict_images(
         on_failure=leave_out,
         workers=output.workers,
     )
-    predictions = noting_empty(filter(is_new, predictions), output.threshold, empty)
+    predictions = note_empty(filter(is_new, predictions), output.threshold, empty)
     for name, result in map_ahead(partial(write_image, names=names, output=output), predictions):
         if isinstance(result, Exception):
             leave_out(name, result)
@@ -401,7 +401,7 @@ def _noun(items: str, shard: Shard) -> str:
     return items if shard.of == 1 else f"{items} of shard {shard}"
 
 
-def noting_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
+def note_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
     """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold, which is empty
     beyond the first, and print the first images' classes or captions."""
     for number, prediction in enumerate(predictions):

@@ -25,7 +25,7 @@ LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbors", "Linea
 
 
 @dataclass(frozen=True)
-class Request(TimedRequest):
+class PretrainRequest(TimedRequest):
     """What the user asks for; see `pretrain`."""
 
     photos: Any
@@ -46,7 +46,7 @@ class Request(TimedRequest):
 
 
 @dataclass(frozen=True)
-class Choice:
+class PretrainChoice:
     """The chosen settings of the training."""
 
     size: int
@@ -78,9 +78,9 @@ class Choice:
 class Plan:
     """Everything that a resumption needs to know, stored in the run's folder."""
 
-    request: Request
+    request: PretrainRequest
     photos: Photos
-    choice: Choice
+    choice: PretrainChoice
 
     def write(self, folder: Path) -> None:
         """Write the plan and the config."""
@@ -99,7 +99,9 @@ class Plan:
             raise ConfigError(f"--resume {folder}: has no {PLAN}, as vitkit pretrain writes it. Start it anew.")
         content = read_json(file, key="--resume")
         try:
-            return cls(Request(**content["request"]), Photos(**content["photos"]), Choice(**content["choice"]))
+            return cls(
+                PretrainRequest(**content["request"]), Photos(**content["photos"]), PretrainChoice(**content["choice"])
+            )
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"--resume {folder}: its {PLAN} is not what vitkit pretrain wrote. Start it anew."
@@ -131,7 +133,7 @@ def config_text(plan: Plan, folder: Path) -> str:
             f"# The photos are {few if choice.repeats > 1 else many}.",
             f'cfg["data"]["train"]["repeats"] = {choice.repeats}',
         ]
-    val, metric = shown_images(plan), ""
+    val, metric = make_shown_dataset(plan), ""
     if request.labeled is not None:
         val = dict(type="ImageFolder", folder=request.labeled, transforms=val["transforms"])
         metric = ', best_metric="knn/top1"'
@@ -146,7 +148,7 @@ def config_text(plan: Plan, folder: Path) -> str:
     return derive_config(f"pretrain.{method.config}", about, lines, list(request.overrides))
 
 
-def shown_images(plan: Plan) -> dict[str, Any]:
+def make_shown_dataset(plan: Plan) -> dict[str, Any]:
     """Return the dataset of some images, spread over all, without labels."""
     transforms = dict(type="ClassificationEvalTransforms", size=plan.choice.size)
     return dict(type="UnlabeledImages", source=plan.photos.shown, transforms=transforms)

@@ -18,7 +18,7 @@ import torch
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
-from vitkit.apps.pretraining.plan import PLAN, Choice, Plan, Request, config_text, shown_images
+from vitkit.apps.pretraining.plan import PLAN, Plan, PretrainChoice, PretrainRequest, config_text, make_shown_dataset
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.timed_run import CONFIG, make_free_folder, time_settings, train_in_time
@@ -119,7 +119,7 @@ def pretrain(
             raise ConfigError("pretrain: give images to learn from, such as a folder, or resume=RUN.")
         method = choose_method(method, teacher)
         backbone = backbone or METHODS[method].backbone
-        request = Request(source, method, teacher, backbone, hours or 1.0, labeled, list(overrides))
+        request = PretrainRequest(source, method, teacher, backbone, hours or 1.0, labeled, list(overrides))
         folder = make_free_folder(Path(run_dir))
         try:
             plan = make_plan(request, folder, device)
@@ -191,7 +191,7 @@ def as_absolute(teacher: str) -> str:
     return f"{name}={os.path.abspath(weights)}" if is_file else teacher
 
 
-def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None:
+def check_same(request: PretrainRequest, given: Mapping[str, Any], folder: Path) -> None:
     """Check that a run is resumed as it was started.
 
     Raises:
@@ -207,7 +207,7 @@ def check_same(request: Request, given: Mapping[str, Any], folder: Path) -> None
             )
 
 
-def make_plan(request: Request, folder: Path, device: str) -> Plan:
+def make_plan(request: PretrainRequest, folder: Path, device: str) -> Plan:
     """Look at the images, write a first config and check it; return the plan without the chosen settings."""
     method = METHODS[request.method]
     check_options(request, folder)
@@ -219,7 +219,7 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     images = min(usual, photos.count)
     if images < usual:
         print(f"batch     {images} images a step in place of {usual}, as there are no more")
-    choice = Choice(min(sizes_for(request, photos)), images)
+    choice = PretrainChoice(min(sizes_for(request, photos)), images)
     plan = Plan(request, photos, choice)
     plan.write(folder)
     config = load_config(folder / CONFIG)
@@ -237,7 +237,7 @@ def make_plan(request: Request, folder: Path, device: str) -> Plan:
     return plan
 
 
-def check_options(request: Request, folder: Path) -> None:
+def check_options(request: PretrainRequest, folder: Path) -> None:
     """Check the config that the options make, before the images are looked at.
 
     Raises:
@@ -263,7 +263,7 @@ def check_options(request: Request, folder: Path) -> None:
                 "for each of at least two."
             )
     photos = Photos(request.photos, request.photos, 0, 0, [])
-    draft = Plan(request, photos, Choice(min(sizes_for(request, photos)), 1))
+    draft = Plan(request, photos, PretrainChoice(min(sizes_for(request, photos)), 1))
     write_text(folder / CONFIG, config_text(draft, folder))
     try:
         load_config(folder / CONFIG)
@@ -275,7 +275,7 @@ def _has_image(*folders: str) -> bool:
     return any(path.suffix.lower() in IMAGE_SUFFIXES for path in data_files(Path(*folders)))
 
 
-def sizes_for(request: Request, photos: Photos) -> dict[int, int]:
+def sizes_for(request: PretrainRequest, photos: Photos) -> dict[int, int]:
     """Return the sizes up to that of the images, or else the smallest, each with the steps that it must leave time for;
     for a method of patches, they are multiples of these."""
     method = METHODS[request.method]
@@ -298,17 +298,17 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     minutes = request.training_minutes
     sizes = sizes_for(request, photos)
 
-    def timed(choice: Choice) -> Choice:
+    def time_choice(choice: PretrainChoice) -> PretrainChoice:
         # Without the time of a step, so that a resumption times again what was not timed to the end.
         replace(plan, choice=replace(choice, step_minutes=0.0)).write(folder)
         cost = time_settings(folder, f"crops of {choice.size} pixels", request, device)
         return replace(choice, step_minutes=cost.minutes)
 
     least, *larger = sizes
-    choice = with_wanted_images(timed(replace(plan.choice, size=least)), plan, minutes)
+    choice = with_wanted_images(time_choice(replace(plan.choice, size=least)), plan, minutes)
     for size in reversed(larger):
         if minutes / choice.step_minutes * (choice.size / size) ** 2 >= sizes[size]:
-            choice = timed(replace(choice, size=size))
+            choice = time_choice(replace(choice, size=size))
             break
     steps = minutes / choice.step_minutes
     if steps < MIN_STEPS and request.is_paced:
@@ -329,7 +329,7 @@ def choose(plan: Plan, folder: Path, device: str) -> Plan:
     return plan
 
 
-def with_wanted_images(choice: Choice, plan: Plan, minutes: float) -> Choice:
+def with_wanted_images(choice: PretrainChoice, plan: Plan, minutes: float) -> PretrainChoice:
     """Return a choice with as many images in a step as the method wants, if the user gives no number, and there are as
     many photos, and time for enough of such steps; say so, or that there is not."""
     wanted = METHODS[plan.request.method].wanted_images
@@ -390,7 +390,7 @@ def conclude(plan: Plan, folder: Path, device: str, before: dict[str, float], *,
     """Measure the trained backbone, write the report, and print the results and how to use them."""
     request, photos = plan.request, plan.photos
     after, _ = measure(plan, folder, device, trained=True)
-    _, evaluator = measure(plan, folder, device, trained=True, val=shown_images(plan))
+    _, evaluator = measure(plan, folder, device, trained=True, val=make_shown_dataset(plan))
     last = read_log(folder / LOG_NAME)[0][-1]
     use = f"model.backbone.pretrained={shlex.quote(str(folder))}"
     if request.backbone not in BACKBONES_OF_START:

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from vitkit.apps.report.images import LONG_SIDE, ImageBudget
-from vitkit.apps.report.matching import ImageMatches
+from vitkit.apps.report.matching import AnyClassMatches
 from vitkit.apps.report.parts import choose_shown_classes
 from vitkit.apps.report.sections import LineChart
 from vitkit.evaluation.coco import image_sides
@@ -22,14 +22,14 @@ class DetectedImage(NamedTuple):
 
     index: int
     """Index into the dataset."""
-    matches: ImageMatches
+    matches: AnyClassMatches
     true: np.ndarray
     """(M,) int labels of the objects."""
     predicted: np.ndarray
     """(N,) int labels of the predictions."""
 
 
-class Detections(NamedTuple):
+class DetectionBrowser(NamedTuple):
     """What predictions with at least a score give, and their images; the page has a slider for the score."""
 
     class_names: Sequence[str]
@@ -51,7 +51,7 @@ class Detections(NamedTuple):
     """Indices of all images, those with the most and the rarest confusions first."""
 
 
-def collect_detections(detections: Detections, images: ImageBudget) -> dict[str, Any]:
+def collect_detections(detections: DetectionBrowser, images: ImageBudget) -> dict[str, Any]:
     """Return the data for the page's script.
 
     Each image has `labels` and `crowd` of its objects, and `predicted` labels, `scores` and `matched` objects of its

@@ -24,7 +24,7 @@ from vitkit.evaluation.matching import BACKGROUND
 KINDS = ("class", "localization", "both", "duplicate", "background", "missed")
 
 
-class Predictions(NamedTuple):
+class CountedPredictions(NamedTuple):
     """All P predictions that count, class by class, best first."""
 
     scores: np.ndarray
@@ -38,7 +38,7 @@ class Predictions(NamedTuple):
     """Number of the object that each prediction detects, or would detect if its error were corrected; -1: none."""
 
 
-class Objects(NamedTuple):
+class CountedObjects(NamedTuple):
     """All M objects that are not crowds."""
 
     labels: np.ndarray
@@ -77,7 +77,7 @@ class ErrorBreakdown:
         counts = {kind: int((self.predictions.kind == k).sum()) for k, kind in enumerate(KINDS)}
         return counts | {"missed": int(self.objects.missed.sum())}
 
-    def detected_from(self, threshold: float) -> np.ndarray:
+    def find_detected(self, threshold: float) -> np.ndarray:
         """Return (M,) bool, whether each object is detected by a correct prediction with at least this score."""
         detected = np.zeros(len(self.objects.labels), bool)
         detected[self.predictions.target[self.predictions.correct & (self.predictions.scores >= threshold)]] = True
@@ -118,7 +118,9 @@ class ErrorBreakdown:
             precisions.append(average_precision(ranking, weights))
         return mean_of_finite(np.stack(precisions, axis=1))
 
-    def _classify(self, results: Sequence[Mapping[str, Any]], truth: Mapping[str, Any]) -> tuple[Predictions, Objects]:
+    def _classify(
+        self, results: Sequence[Mapping[str, Any]], truth: Mapping[str, Any]
+    ) -> tuple[CountedPredictions, CountedObjects]:
         annotations = truth["annotations"]
         position_of = {image_id: k for k, image_id in enumerate(self.statistics.sample_ids)}
         sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
@@ -153,8 +155,8 @@ class ErrorBreakdown:
         renumbered = {number: k for k, number in enumerate(numbers)}
         target = np.array([renumbered.get(int(k), -1) for k in target], int)
         kind = kind.astype(int)
-        predictions = Predictions(scores, labels.astype(int), image.astype(int), kind < 0, kind, target)
-        objects = Objects(
+        predictions = CountedPredictions(scores, labels.astype(int), image.astype(int), kind < 0, kind, target)
+        objects = CountedObjects(
             np.array([self._label_of[annotations[k]["category_id"]] for k in numbers], int),
             np.array([position_of[annotations[k]["image_id"]] for k in numbers], int),
             np.array([k not in taken and k not in fixable for k in numbers], bool),
@@ -184,7 +186,7 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray, iou: float = 0.5) -
     return KINDS.index("both"), int(other.argmax())
 
 
-def neighbor_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
+def neighbor_overlaps(truth: Mapping[str, Any], objects: CountedObjects, statistics: DetectionStatistics) -> np.ndarray:
     """Return the largest IoU of each object with another one of its image, of any class, (M,); 0 without others."""
     sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
     largest = np.zeros(len(objects.labels))

@@ -11,7 +11,7 @@ from vitkit.evaluation.matching import IouType, match_in_order
 from vitkit.io.segmentations import encode_segmentation
 
 
-class ImageMatches(NamedTuple):
+class AnyClassMatches(NamedTuple):
     """The N predictions of an image, and which of its M objects each is matched with."""
 
     image: Mapping[str, Any]
@@ -79,7 +79,7 @@ def compute_overlaps(
 
 def match_images(
     truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *, iou_type: IouType = "bbox", iou: float = 0.5
-) -> Iterator[ImageMatches]:
+) -> Iterator[AnyClassMatches]:
     """Match the predictions of each image with objects of any class.
 
     Args:
@@ -99,7 +99,7 @@ def match_images(
         ours, theirs = predictions[image["id"]], objects[image["id"]]
         overlaps, crowd = compute_overlaps(ours, theirs, iou_type, (image.get("height"), image.get("width")))
         matched = match_detections(overlaps, [result["score"] for result in ours], crowd, iou=iou)
-        yield ImageMatches(image, theirs, ours, crowd, matched)
+        yield AnyClassMatches(image, theirs, ours, crowd, matched)
 
 
 def confusion_matrix(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.apps.report import charts
-from vitkit.apps.report.detections import Detections, collect_detections
+from vitkit.apps.report.detections import DetectionBrowser, collect_detections
 from vitkit.apps.report.html import render_page
 from vitkit.apps.report.images import ImageBudget
 from vitkit.apps.report.pages import extra_values, report_sections
@@ -32,7 +32,7 @@ from vitkit.text_format import pluralize
 
 IMAGE_BYTES = 6_500_000
 """Total size of all images in a page, so that it stays below 10 MB with its numbers."""
-_KINDS = (Alert, Bars, ConfusionMatrix, Details, Detections, Gallery, LineChart, Reliability, Review, Table, Text)
+_KINDS = (Alert, Bars, ConfusionMatrix, Details, DetectionBrowser, Gallery, LineChart, Reliability, Review, Table, Text)
 _THRESHOLD = (
     "Predictions with at least this score, at an IoU of {}. The confusion matrix and the images below follow. Here, a "
     "prediction is matched with objects of its class; in the matrix, with objects of any class."
@@ -127,7 +127,7 @@ def _show_section(section: Section, images: ImageBudget, groups: Iterator[str]) 
     """Yield what is shown of a section: nothing if all of it is images and none has room; several for detections."""
     parts = list(_show_parts(section.parts, images))
     for part in section.parts:
-        if isinstance(part, Detections):
+        if isinstance(part, DetectionBrowser):
             data, iou, group = collect_detections(part, images), f"{part.iou:g}", next(groups)
             threshold = {"group": group, "data": data, "chart": part.chart}
             yield _Shown(section.title, _THRESHOLD.format(iou), [("Threshold", threshold), *parts], group)
@@ -155,7 +155,7 @@ def _show_parts(parts: Sequence[Any], images: ImageBudget) -> Iterator[tuple[str
                 content = show_matrix(part, images)
             elif kind is Details:
                 content = Details(part.summary, list(_show_parts(part.parts, images)))
-            if content is not None and kind is not Detections:
+            if content is not None and kind is not DetectionBrowser:
                 yield kind.__name__, content
 
 

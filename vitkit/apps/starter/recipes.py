@@ -11,7 +11,7 @@ Network = Literal["small", "resnet50", "res3"]
 res4 or res3 in detection."""
 
 
-class Measured(NamedTuple):
+class RecipeFigure(NamedTuple):
     """A figure that a recipe has reached."""
 
     network: Network
@@ -28,7 +28,7 @@ class Recipe:
     it must leave time for."""
     data: str = ""
     """The data of the figures."""
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[RecipeFigure, ...] = ()
     """The figures, with the fewest steps first."""
     freeze_below: int = 0
     """The number of steps below which a pretrained backbone is frozen up to res3, which halves the cost of a step."""
@@ -76,27 +76,27 @@ RECIPES = {
         {224: 0, 272: 12000, 320: 12000, 416: 12000, 512: 12000},
         "205 photos of blood cells (configs/bccd/measurements.md)",
         (
-            Measured("small", 824, "AP 0.429, AP50 0.750"),
-            Measured("small", 1648, "AP 0.550, AP50 0.837"),
-            Measured("small", 2472, "AP 0.586, AP50 0.861"),
-            Measured("small", 3296, "AP 0.604, AP50 0.877"),
-            Measured("small", 4944, "AP 0.621, AP50 0.891"),
-            Measured("small", 6592, "AP 0.627, AP50 0.902"),
-            Measured("resnet50", 824, "AP 0.497, AP50 0.812"),
-            Measured("resnet50", 1648, "AP 0.571, AP50 0.858"),
-            Measured("resnet50", 2472, "AP 0.601, AP50 0.874"),
-            Measured("resnet50", 3296, "AP 0.616, AP50 0.887"),
-            Measured("resnet50", 4120, "AP 0.627, AP50 0.895"),
-            Measured("resnet50", 4944, "AP 0.629, AP50 0.899"),
-            Measured("resnet50", 5768, "AP 0.632, AP50 0.902"),
-            Measured("resnet50", 6592, "AP 0.632, AP50 0.902"),
-            Measured("res3", 824, "AP 0.482, AP50 0.816"),
-            Measured("res3", 1133, "AP 0.553, AP50 0.856"),
-            Measured("res3", 1648, "AP 0.569, AP50 0.865"),
-            Measured("res3", 2472, "AP 0.585, AP50 0.879"),
-            Measured("res3", 3296, "AP 0.591, AP50 0.874"),
-            Measured("res3", 4944, "AP 0.609, AP50 0.884"),
-            Measured("res3", 6592, "AP 0.616, AP50 0.890"),
+            RecipeFigure("small", 824, "AP 0.429, AP50 0.750"),
+            RecipeFigure("small", 1648, "AP 0.550, AP50 0.837"),
+            RecipeFigure("small", 2472, "AP 0.586, AP50 0.861"),
+            RecipeFigure("small", 3296, "AP 0.604, AP50 0.877"),
+            RecipeFigure("small", 4944, "AP 0.621, AP50 0.891"),
+            RecipeFigure("small", 6592, "AP 0.627, AP50 0.902"),
+            RecipeFigure("resnet50", 824, "AP 0.497, AP50 0.812"),
+            RecipeFigure("resnet50", 1648, "AP 0.571, AP50 0.858"),
+            RecipeFigure("resnet50", 2472, "AP 0.601, AP50 0.874"),
+            RecipeFigure("resnet50", 3296, "AP 0.616, AP50 0.887"),
+            RecipeFigure("resnet50", 4120, "AP 0.627, AP50 0.895"),
+            RecipeFigure("resnet50", 4944, "AP 0.629, AP50 0.899"),
+            RecipeFigure("resnet50", 5768, "AP 0.632, AP50 0.902"),
+            RecipeFigure("resnet50", 6592, "AP 0.632, AP50 0.902"),
+            RecipeFigure("res3", 824, "AP 0.482, AP50 0.816"),
+            RecipeFigure("res3", 1133, "AP 0.553, AP50 0.856"),
+            RecipeFigure("res3", 1648, "AP 0.569, AP50 0.865"),
+            RecipeFigure("res3", 2472, "AP 0.585, AP50 0.879"),
+            RecipeFigure("res3", 3296, "AP 0.591, AP50 0.874"),
+            RecipeFigure("res3", 4944, "AP 0.609, AP50 0.884"),
+            RecipeFigure("res3", 6592, "AP 0.616, AP50 0.890"),
         ),
         freeze_below=1500,
         warmup_steps=200,
@@ -107,7 +107,7 @@ RECIPES = {
     "semantic": Recipe(
         {240: 0, 360: 2000, 480: 2000},
         "367 frames of streets (configs/start/semantic.py)",
-        (Measured("resnet50", 1840, "mIoU 0.677"),),
+        (RecipeFigure("resnet50", 1840, "mIoU 0.677"),),
     ),
     "instance": Recipe({256: 0, 320: 4000, 416: 4000}),
     "panoptic": Recipe({256: 0, 320: 4000, 416: 4000}),

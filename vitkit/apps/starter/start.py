@@ -53,7 +53,7 @@ SLOW_CHECKS = ("overfit",)
 
 
 @dataclass(frozen=True)
-class Choice:
+class StartChoice:
     """The chosen settings of the training."""
 
     size: int
@@ -83,7 +83,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Request(TimedRequest):
+class StartRequest(TimedRequest):
     """What the user asks for; see `start`."""
 
     task: str
@@ -168,7 +168,7 @@ def start(
     prompted = None if zero_shot is None else find_text_prompted(zero_shot)
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
-    request = Request(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
+    request = StartRequest(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
     load_config(f"start/{task}", overrides, check=False)  # a misspelled key is an error before the data are read
     began, folder = time.monotonic(), make_free_folder(Path(run_dir))
     data = read_own_data(task, request.images, annotations, fraction=val_fraction, out=folder / "data")
@@ -208,7 +208,7 @@ def describe_network(config: Config) -> str:
     return text
 
 
-def print_expectation(request: Request, data: OwnData, choice: Choice) -> None:
+def print_expectation(request: StartRequest, data: OwnData, choice: StartChoice) -> None:
     """Print what the recipe has reached in at most as many steps, and what these take on this machine."""
     others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
     text = RECIPES[request.task].expectation(choice.network, choice.steps, choice.cost.minutes, data)
@@ -235,9 +235,9 @@ def describe_score(metric: str | None, results: Iterable[Mapping[str, float]]) -
 
 
 def train_and_report(
-    request: Request,
+    request: StartRequest,
     data: OwnData,
-    choice: Choice,
+    choice: StartChoice,
     folder: Path,
     *,
     leaks: Sequence[str],
@@ -280,7 +280,7 @@ def train_and_report(
     return run, path
 
 
-def train_chosen(request: Request, data: OwnData, choice: Choice, folder: Path, *, deadline: float) -> Run:
+def train_chosen(request: StartRequest, data: OwnData, choice: StartChoice, folder: Path, *, deadline: float) -> Run:
     """Train with the chosen settings until a time on the monotonic clock, see `train_in_time`."""
 
     def replan(epochs: int, minutes: float) -> None:
@@ -292,13 +292,13 @@ def train_chosen(request: Request, data: OwnData, choice: Choice, folder: Path, 
     return train_in_time(folder / CONFIG, replan, choice.epochs, choice.cost, **how)
 
 
-def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]:
+def pixel_statistics(request: StartRequest, data: OwnData, folder: Path) -> list[str]:
     """Measure the mean and standard deviation of each channel, and return the lines of the config that set them.
 
     Raises:
         DataError: images cannot be read, or have another number of channels.
     """
-    unmeasured = Choice(min(RECIPES[request.task].sizes), "fp32", "", "small", epochs=1)
+    unmeasured = StartChoice(min(RECIPES[request.task].sizes), "fp32", "", "small", epochs=1)
     write_start_config(folder / CONFIG, request, data, unmeasured)
     issues = diagnose(folder / CONFIG, only=["images"], device=request.device)
     failures = [issue.message for issue in issues if issue.verdict == "fail"]
@@ -315,7 +315,7 @@ def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]
     ]
 
 
-def imagenet_weights(request: Request) -> tuple[bool, str]:
+def imagenet_weights(request: StartRequest) -> tuple[bool, str]:
     """Return whether the backbone is a ResNet-50 from ImageNet's or other weights, and why.
 
     Raises:
@@ -340,7 +340,7 @@ def imagenet_weights(request: Request) -> tuple[bool, str]:
     return True, "ImageNet weights"
 
 
-def choose(request: Request, data: OwnData, folder: Path) -> Choice:
+def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
     """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
 
     With time for few steps only, a ResNet-50 is frozen up to res3. The cost of a larger size is estimated as
@@ -366,7 +366,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
                 f"takes {epoch:.1f} min here. The minimum is --hours {epoch / 60 / TRAINING_SHARE + 0.005:.2f}."
             )
 
-    def measure(choice: Choice) -> Choice:
+    def measure(choice: StartChoice) -> StartChoice:
         choice = replace(choice, epochs=1000, cost=None)
         write_start_config(folder / CONFIG, request, data, choice)
         settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
@@ -378,7 +378,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     images = load_config(f"start/{request.task}", request.overrides, check=False)["data"].get("images_per_gpu", 1)
     refuse_if_too_short(FASTEST_STEP * data.num_train / images)
     sizes = recipe.sizes_for(data)
-    smallest = [measure(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
+    smallest = [measure(StartChoice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if network == "res3" and choice.steps >= recipe.steps_for_res4:
         reason = f"up to res4: there is time for {pluralize(recipe.steps_for_res4, 'steps')} of a smaller network"
@@ -409,7 +409,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     return choice
 
 
-def write_start_config(path: Path, request: Request, data: OwnData, choice: Choice) -> None:
+def write_start_config(path: Path, request: StartRequest, data: OwnData, choice: StartChoice) -> None:
     """Write the choices as a config, with the reason for each."""
     recipe = RECIPES[request.task]
     reason = "timing" if choice.cost is None else f"{60 * choice.cost.minutes:.2f} s a step"
@@ -459,7 +459,7 @@ def _maps_of(backbone: str) -> list[str]:
     return list(BACKBONES.build(dict(type=backbone, pretrained=False)).feature_info)
 
 
-def check(path: Path, request: Request) -> list[str]:
+def check(path: Path, request: StartRequest) -> list[str]:
     """Print what the doctor finds, of what is all right only the number.
 
     Returns:

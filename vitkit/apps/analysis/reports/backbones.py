@@ -13,7 +13,7 @@ from vitkit.apps.analysis.clips import CLIPS, clip_cost
 from vitkit.apps.analysis.macs import count_macs
 from vitkit.apps.analysis.memory import count_parameters
 from vitkit.apps.analysis.reports.cost_plots import Accuracy, plot_accuracy, plot_costs
-from vitkit.apps.analysis.reports.published import published, zoo_entry
+from vitkit.apps.analysis.reports.published import read_published, zoo_entry
 from vitkit.apps.analysis.reports.subject import build_backbone
 from vitkit.errors import ConfigError
 from vitkit.registry import BACKBONES, nearest
@@ -37,7 +37,7 @@ def variants(pattern: str = "*") -> list[str]:
 def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
     """Count a backbone's parameters and its MACs on the input of its published figures."""
     model = build_backbone(name, device="cpu" if macs else "meta")
-    figures = published().get(name, {})
+    figures = read_published().get(name, {})
     shape = figures.get("input", [3, 224, 224])
     counted = count_macs(model, torch.zeros(1, *shape)) if macs else None
     return {
@@ -87,7 +87,7 @@ def plot_published_accuracy(names: Sequence[str], path: str | Path) -> None:
     sizes = r"(?<=_)(tiny|small|base|large|huge)(?=_|$)|(?<=resnet)\d+"
     classifiers = []
     for name in names:
-        entry, macs, size = zoo_entry(name), published().get(name, {}).get("published_g"), re.search(sizes, name)
+        entry, macs, size = zoo_entry(name), read_published().get(name, {}).get("published_g"), re.search(sizes, name)
         if entry.get("dataset") == "ImageNet-1k" and macs and size:
             family, label = re.sub(sizes, "*", name), size[0] if size[0].isdigit() else size[0][0].upper()
             pretraining = "ImageNet-22k" if "22k" in entry["url"] else ""

@@ -9,7 +9,7 @@ from vitkit import model_zoo
 
 
 @cache
-def published() -> dict[str, dict[str, Any]]:
+def read_published() -> dict[str, dict[str, Any]]:
     """Return backbone variant -> its published figures, those counted on the original code, and their input."""
     path = Path(model_zoo.__file__).parent / "backbones.json"
     return json.loads(path.read_text(encoding="utf-8"))
@@ -17,4 +17,4 @@ def published() -> dict[str, dict[str, Any]]:
 
 def zoo_entry(name: str) -> dict[str, Any]:
     """Return the entry of the model zoo with a backbone's published weights; {} if there is none."""
-    return model_zoo.index().get(published().get(name, {}).get("weights"), {})
+    return model_zoo.index().get(read_published().get(name, {}).get("weights"), {})

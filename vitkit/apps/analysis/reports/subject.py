@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitkit.apps.analysis.reports.published import published
+from vitkit.apps.analysis.reports.published import read_published
 from vitkit.apps.inference import find_model, is_config_only
 from vitkit.apps.inference.load import FoundModel, read_sampling
 from vitkit.backbones.base import check_at_least_1
@@ -97,10 +97,10 @@ class Subject:
         Raises:
             ConfigError: a size, `frames` or `batch_size` is below 1.
         """
-        _, *clip, height, width = published().get(self.name, {}).get("input", (3, 224, 224))
+        _, *clip, height, width = read_published().get(self.name, {}).get("input", (3, 224, 224))
         backbone = model if self.found is None else child(model, "backbone")
         channels = 3 if backbone is None else in_channels(backbone)
-        size_from = "as published" if self.name in published() else "the default"
+        size_from = "as published" if self.name in read_published() else "the default"
         if self.found is not None:
             (height, width), size_from = validation_size(self.config) or ((height, width), "the default")
             sampling = read_sampling((self.config.get("data") or {}).get("val"))
@@ -143,7 +143,7 @@ def build_backbone(name: str, overrides: Sequence[str] = (), *, device: str) -> 
     Raises:
         ConfigError: there is no such backbone, or an override does not fit.
     """
-    spec = {"type": name, "num_classes": published().get(name, {}).get("num_classes", 1000)}
+    spec = {"type": name, "num_classes": read_published().get(name, {}).get("num_classes", 1000)}
     config = {"model": {"type": "Classifier", "backbone": spec}}
     for text in overrides:
         key, raw = split_override(text)

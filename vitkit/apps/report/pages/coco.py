@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.apps.report.detections import DetectedImage, Detections
+from vitkit.apps.report.detections import DetectedImage, DetectionBrowser
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
 from vitkit.apps.report.intervals import bootstrap_weights, estimate
 from vitkit.apps.report.matching import list_confused_classes, match_images
@@ -140,7 +140,7 @@ def _crowding(
         groups[name], counts[name] = statistics.of_images(chosen, weights), int(chosen.sum())
     images = Table(("image with", "images", *_COLUMNS), value_rows(groups, _COLUMNS, counts))
 
-    detected = errors.detected_from(threshold)
+    detected = errors.find_detected(threshold)
     overlaps = neighbor_overlaps(truth, errors.objects, statistics)
     rows: list[list[Cell]] = []
     for least, most, name in _CROWDED:
@@ -236,7 +236,7 @@ def _detections(
     results: Sequence[Mapping[str, Any]],
     truth: Mapping[str, Any],
     thresholds: ThresholdTable,
-) -> Detections:
+) -> DetectionBrowser:
     label_of = {raw: label for label, raw in enumerate(dataset.category_ids)}
     position_of = {int(image_id): position for position, image_id in enumerate(dataset.image_ids)}
     found = match_images(truth, results, iou_type=statistics.iou_type, iou=statistics.iou)
@@ -256,10 +256,10 @@ def _detections(
     for of_image in cells:
         for cell, count in of_image.items():
             matrix[cell] += count
-    lowest, highest = _ranked_images(statistics.sample_scores()[1], cells)
+    lowest, highest = _rank_images(statistics.sample_scores()[1], cells)
     # Confusions that are rare in the data have larger weights.
     worth = [sum(count / matrix[cell] for cell, count in each.items() if cell[0] != cell[1]) for each in cells]
-    return Detections(
+    return DetectionBrowser(
         class_names=list(dataset.classes),
         iou_type=statistics.iou_type,
         iou=statistics.iou,
@@ -274,7 +274,7 @@ def _detections(
     )
 
 
-def _ranked_images(scores: np.ndarray, cells: Sequence[Counter[tuple[int, int]]]) -> tuple[list[int], list[int]]:
+def _rank_images(scores: np.ndarray, cells: Sequence[Counter[tuple[int, int]]]) -> tuple[list[int], list[int]]:
     """Return the images with the lowest and the highest scores; among equals, more errors or objects come first."""
     errors = np.array([sum(count for (t, p), count in each.items() if t != p) for each in cells])
     correct = np.array([sum(count for (t, p), count in each.items() if t == p) for each in cells])

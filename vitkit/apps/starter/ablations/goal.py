@@ -30,7 +30,7 @@ def goal_table(ablation: Ablation, curves: Curves, rows: Sequence[Row]) -> list[
     if any("pretraining_minutes" in row for row in rows):
         add("with pretraining", [_minutes(runs, pretrained=True) for runs in of_curve.values()])
     if goal is not None:
-        add("reaches the goal at", [reached_at(points, goal) for points in curves.values()])
+        add("reaches the goal at", [find_reached(points, goal) for points in curves.values()])
     return [*lines, "", "In brackets are Student's 95 % intervals over seeds; values of one seed have none."]
 
 
@@ -42,7 +42,7 @@ def goal_of(ablation: Ablation, curves: Curves) -> float | None:
     return statistics.mean(curves[curve][x]) if curves[curve].get(x) else None
 
 
-def reached_at(points: Mapping[float, Sequence[float]], goal: float) -> str:
+def find_reached(points: Mapping[float, Sequence[float]], goal: float) -> str:
     """Return the x at which a curve reaches the goal: on the line, over log x, between the means of two neighbors."""
     means = sorted((x, statistics.mean(values)) for x, values in points.items())
     if not means:
