@@ -135,7 +135,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _find_unused(args: argparse.Namespace) -> list[str]:
-    """Return the options that were given and that the chosen report, which is not that of costs by part, ignores."""
+    """Return the given options that the chosen report, other than costs by part, ignores."""
     of_input = {"--size": args.size, "--frames": args.frames, "--batch-size": args.batch_size != 1}
     of_input |= {text.partition("=")[0]: True for text in args.overrides}
     of_costs = {"--depth": args.depth != 2, "--time": args.time, "--fvcore": args.fvcore, "--lengths": args.lengths}
@@ -216,7 +216,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def drop_none(result: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass and of those inside it, but for the ones that are None."""
+    """Return the fields of a dataclass and of nested dataclasses, except those that are None."""
     return asdict(result, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 
 

@@ -1,4 +1,4 @@
-"""Prints what `vitkit analyze` has counted."""
+"""Print the reports of `vitkit analyze`."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,7 @@ def print_table(report: Counted, what: str, lines: Sequence[Sequence[str]], *, l
 
 
 def print_aligned(lines: Sequence[Sequence[str]], *, left: int = 2) -> None:
-    """Print lines of cells in columns, of which the first `left` are left-aligned."""
+    """Print lines of cells in columns, the first `left` of them left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
         cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))]

@@ -56,7 +56,7 @@ def sort_model(args: argparse.Namespace) -> None:
 
 
 def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split off the weights before overrides, which may follow a config's name; None if there are none."""
+    """Split off the weights before overrides, which may follow a config's name; None without weights."""
     from vitkit import model_zoo
 
     has_weights = overrides and (os.path.exists(overrides[0]) or model_zoo.listed_name(overrides[0]))
@@ -70,7 +70,7 @@ def add_batch_size(parser: argparse.ArgumentParser, *, default: int = 1, of: str
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
-    """Add --precision, of which a device computes what it can."""
+    """Add --precision, which falls back to what the device supports."""
     text = "precision to compute in, where PyTorch considers it safe (default: fp32)"
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
 
@@ -96,7 +96,7 @@ def _correct_iou(text: str) -> float:
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
-    """Add --overwrite, without which nothing is replaced that is there already."""
+    """Add --overwrite; without it no existing file is replaced."""
     parser.add_argument("--overwrite", action="store_true", help="replace what is there already at OUT")
 
 
@@ -261,7 +261,7 @@ def new_file(name: str, model: str | Path = "") -> Path:
 
 
 def check_out(option: str, path: Path | None) -> None:
-    """Raise a ConfigError if a file cannot be written, before the work whose result it is to hold."""
+    """Raise a ConfigError if an output file cannot be written, before the work begins."""
     if path is None:
         return
     if path.is_dir():
@@ -284,7 +284,7 @@ def require_images(loaded: Loaded, name: str) -> None:
 
 
 def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> None:
-    """Raise a ConfigError that names the suitable command if a model is of none of these kinds."""
+    """Raise a ConfigError that names the suitable command if a model is not of one of these kinds."""
     from vitkit.apps.inference import Predictor, Translator
 
     if isinstance(loaded, kinds):

@@ -109,7 +109,7 @@ def check_model(predictor: Loaded, name: str) -> None:
 
 
 def with_text(predictor: Predictor, text: str | None) -> Predictor:
-    """Return a predictor that looks for what a text names, if its model takes one.
+    """Return a predictor that looks for the objects of a text, if its model is text-prompted.
 
     Raises:
         ConfigError: the model takes a text and there is none, or the reverse.

@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class EvaluationDetails(NamedTuple):
-    """What is printed of an evaluation besides its table."""
+    """The parts of an evaluation that are printed besides its table."""
 
     split: str
     per_class: bool
@@ -209,7 +209,7 @@ class EvaluationDetails(NamedTuple):
 
 
 def write(result: Evaluation, out: Path, *, requested: bool) -> None:
-    """Write the predictions, if the evaluator can or it was requested; print what was measured besides the table."""
+    """Write the predictions, if the evaluator can or it was requested; print what was measured other than the table."""
     from vitkit.evaluation.text import perplexity
     from vitkit.protocols.evaluator import Evaluator
 

@@ -42,7 +42,7 @@ def model_and_text(model: str, words: Sequence[str], *, has_input: bool) -> tupl
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
-    """Add the options of beam search and of the length of what is written."""
+    """Add the options of beam search and of the output's length."""
     parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams (1: greedy)")
     parser.add_argument("--max-length", type=int, metavar="T", help="maximum number of tokens to write")
 
@@ -103,6 +103,6 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
 
 
 def report_unknown(vocabulary: Vocabulary) -> None:
-    """Report on standard error the words or characters that are not in the vocabulary."""
+    """Print words or characters that are not in the vocabulary to standard error."""
     if line := vocabulary.describe_unknown():
         print(line, file=sys.stderr)

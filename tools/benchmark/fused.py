@@ -1,5 +1,5 @@
-"""What `Model.fuse` saves of a whole inference on a CPU, how far the rest is from the arithmetic limit, and which parts
-of the model take it; weights and images are random."""
+"""Measure the time that `Model.fuse` saves of a whole inference on a CPU, the distance of the rest from the arithmetic
+limit, and the share of each part; weights and images are random."""
 
 import functools
 from collections import Counter
@@ -77,7 +77,7 @@ BUILDERS: dict[str, Callable[[str], Call]] = {
 
 
 def shares(what: str, config: str, options: Options) -> list[Row]:
-    """Return the mean times of a fused model's parts, of which backbone, neck and head contain others."""
+    """Return the mean times of a fused model's parts; backbone, neck and head contain others."""
     model, times = random_model(config).fuse(), Counter()
     for name, module in model.named_modules():
         if part := part_of(name, module):

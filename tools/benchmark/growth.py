@@ -47,7 +47,7 @@ MIB = 2**20
 
 
 class Growth(NamedTuple):
-    """What a part took at one size."""
+    """Time and memory of a part at one size."""
 
     seconds: float
     """Processor time."""
@@ -118,7 +118,7 @@ PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
 
 
 def write_photos(folder: Path, count: int, *, different: int) -> Path:
-    """Write tiny JPEGs: drawn shapes, of which there are `different` ones, as links to the same files."""
+    """Write tiny JPEGs of drawn shapes, as links to `different` files."""
     photos, shapes = folder / "photos", ShapesDetection(num_images=different, image_size=SIDE)
     photos.mkdir()
     for number in range(count):
@@ -174,7 +174,7 @@ class Annotated(Dataset):
 
 
 def detections(count: int) -> Iterator[tuple[list[dict[str, torch.Tensor]], list[dict[str, Any]]]]:
-    """Yield the predictions and the target of each image: its objects, and boxes that are none."""
+    """Yield the predictions and the target of each image; predictions are its objects and boxes without an object."""
     generator = torch.Generator().manual_seed(0)
     for image_id in range(count):
         corners = torch.rand(DETECTIONS, 2, generator=generator) * 500

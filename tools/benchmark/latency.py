@@ -40,7 +40,7 @@ from vitkit.tools.benchmark.timing import Call, OnnxFromOutside, Options, Row, t
 
 
 class Published(NamedTuple):
-    """What is published of a model."""
+    """The published figures of a model."""
 
     config: str
     side: int
@@ -103,7 +103,7 @@ class Job:
     """Where its files are written."""
 
     def what(self) -> str:
-        """Return the model's name with its size and what is published of its latency."""
+        """Return the model's name with its size and its published latency."""
         published = f" (T4: {self.model.milliseconds} ms)" if self.model.milliseconds else ""
         return f"{self.name}, {self.model.side}x{self.model.side}{published}"
 
@@ -251,7 +251,7 @@ def missing_compiler() -> str | None:
 
 
 def missing_package(name: str, extra: str) -> str | None:
-    """Return that a package is not installed, and how it is."""
+    """Return a message with the command that installs a missing package; None if it is installed."""
     return None if find_spec(name) else f"no package {name} (pip install 'vitkit[{extra}]')"
 
 

@@ -1,4 +1,4 @@
-"""Measure what AP two detectors reach in so many processor minutes of one core: vitkit's DINO on a ResNet-18
+"""Measure the AP that two detectors reach in a number of processor minutes of one core: vitkit's DINO on a ResNet-18
 (configs/bccd/dino_r18.py, from random weights) and torchvision's Faster R-CNN R50-FPN (faster_rcnn.py).
 
 Each time has a run of its own, whose schedule ends with it, evaluated once, at its end; DINO gets the whole epochs that

@@ -43,7 +43,7 @@ def read_source(
 
 
 def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
-    """Check that OUT can be written and replaces nothing unasked, before any work is done.
+    """Check that OUT can be written and that it replaces nothing without --overwrite, before any work is done.
 
     Args:
         can_be_file: whether OUT may be a JSON file, beside which the sheet is written, in place of a folder.

@@ -32,7 +32,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def explain_missing_images() -> Iterator[None]:
-    """Add to errors about images how a folder of images is given."""
+    """Add to errors about images how to give their folder."""
     try:
         yield
     except DataError as error:

@@ -12,7 +12,7 @@ SOURCE_HELP = (
 
 
 def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True, captions: bool = False) -> None:
-    """Add the options that tell where annotations are; `read_source` reads them.
+    """Add the options that locate annotations; `read_source` reads them.
 
     Args:
         captions: whether the format may also be one of captions with located phrases.

@@ -106,7 +106,7 @@ def write_names(data: AnnotatedImages, out: Path) -> None:
 
 
 def as_fraction(text: str) -> float | None:
-    """Return a number between 0 and 1; None for what is not a number, but a pattern."""
+    """Return a number between 0 and 1; None for a pattern."""
     try:
         number = float(text)
     except ValueError:

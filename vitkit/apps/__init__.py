@@ -1,1 +1,1 @@
-"""The second storey: what people do with a model. The core never imports it."""
+"""Applications of models: training, prediction, evaluation, reports, export. The core never imports them."""

@@ -1,1 +1,1 @@
-"""Count what a model costs: parameters, MACs and memory."""
+"""Costs of a model: parameters, MACs and memory."""

@@ -1,4 +1,4 @@
-"""Count the activations that a training step keeps, on fake tensors, which have shapes but take no memory."""
+"""Count the activations that a training step saves, on fake tensors, which have shapes but take no memory."""
 
 import copy
 from collections.abc import Callable, Iterator

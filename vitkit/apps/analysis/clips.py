@@ -1,4 +1,5 @@
-"""Count what clip backbones cost by the number of frames and the crop size, as in figure 3 of TimeSformer's paper."""
+"""Count the costs of clip backbones by the number of frames and the crop size, as in figure 3 of TimeSformer's
+paper."""
 
 from dataclasses import dataclass
 

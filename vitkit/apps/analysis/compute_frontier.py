@@ -28,7 +28,7 @@ class ScalingLaw:
     beta: float
 
     def loss(self, parameters: float | np.ndarray, tokens: float | np.ndarray) -> np.ndarray:
-        """Return the loss of models with that many parameters, trained on that many tokens."""
+        """Return the loss of models by their number of parameters and of training tokens."""
         n, d = np.asarray(parameters, float), np.asarray(tokens, float)
         return self.E + self.A * n**-self.alpha + self.B * d**-self.beta
 
@@ -47,7 +47,7 @@ class ScalingLaw:
 
 @dataclass(frozen=True)
 class FittedScalingLaw:
-    """The law of the least-squares fit of log L, and of as many fits to runs drawn again."""
+    """The law of the least-squares fit of log L, and those of fits to bootstrap resamples of the runs."""
 
     law: ScalingLaw
     resamples: Sequence[ScalingLaw]
@@ -64,7 +64,7 @@ class FittedScalingLaw:
         return not self.misfit > 2 * self.scatter
 
     def interval(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of a number of which `values` has one for each of the resamples."""
+        """Return the 95 % bootstrap interval of a number; `values` has one for each resample."""
         low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         return float(low), float(high)
 

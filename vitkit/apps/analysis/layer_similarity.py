@@ -1,4 +1,4 @@
-"""How alike the representations of layers are: centered kernel alignment (CKA) with the linear kernel (Kornblith et al.
+"""Similarity of the representations of layers: centered kernel alignment (CKA) with the linear kernel (Kornblith et al.
 2019, https://arxiv.org/abs/1905.00414), as figures 1 and 2 of Raghu et al. 2021 (https://arxiv.org/abs/2108.08810).
 
 CKA is a ratio of covariances of two layers' Gram matrices. From few images, the plain covariances of wide layers are

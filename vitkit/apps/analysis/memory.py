@@ -1,4 +1,4 @@
-"""Count and measure what a model costs, by part: parameters, memory, time.
+"""Count and measure the costs of a model by part: parameters, memory, time.
 
 A part is a module, named by its dotted name, with all of its submodules; "" is the full model.
 """
@@ -207,7 +207,7 @@ def count_saved_by_part(model: nn.Module, inputs: tuple, names: list[str]) -> Co
 
 
 def saved_bytes(step: Callable[[], Any], modules: Sequence[nn.Module]) -> int:
-    """Return the bytes that a training step saves for its backward pass.
+    """Return the number of bytes that a training step saves for its backward pass.
 
     Args:
         step: computes the loss.

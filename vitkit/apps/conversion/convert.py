@@ -34,7 +34,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Converted:
-    """What `convert` has written."""
+    """The results of `convert`."""
 
     path: Path
     names: str
@@ -150,7 +150,7 @@ def _in_precision(state: Mapping[str, Tensor], precision: str) -> dict[str, Tens
 
 
 def check_out(out: Path, to: str, *, overwrite: bool) -> None:
-    """Check the path of what is to be written.
+    """Check the path of an output.
 
     Raises:
         ConfigError: `to` is unknown.
@@ -166,7 +166,7 @@ def check_out(out: Path, to: str, *, overwrite: bool) -> None:
 
 
 def _keep_entries(loaded: Any, config: Mapping[str, Any], weights: Located) -> dict[str, Any]:
-    """Return the entries besides the weights with which a checkpoint can be loaded by itself."""
+    """Return the entries that a checkpoint needs besides its weights to be loaded by itself."""
     kept = {key: value for key, value in weights.metadata.items() if key in MODEL_ENTRIES}
     kept["config"] = json.dumps(config)
     if isinstance(loaded, Predictor) and loaded.classes:

@@ -60,7 +60,7 @@ def sizes_exchanged(data: AnnotatedImages) -> bool:
 
 
 def format_issues(data: AnnotatedImages) -> Iterator[tuple[str, list[str]]]:
-    """Yield what seems to be wrong with the boxes' numbers as a whole, each with the names of the fixes.
+    """Yield probable errors in the format of all boxes, each with the names of the fixes.
 
     The descriptions begin with "the boxes".
     """

@@ -84,14 +84,14 @@ def photo_names(names: Sequence[str | PurePath]) -> list[PurePath]:
 
 
 def _is_grid_axis(values: Sequence[int]) -> bool:
-    """Whether numbers may be positions of tiles: they are evenly spread, so only two of them can be near each other."""
+    """Whether numbers may be positions of tiles: evenly spaced, except that two of them can be near each other."""
     different = sorted({*values})
     near = min((b - a for a, b in pairwise(different)), default=_MIN_STEP)
     return max(different) < _MAX_SIDE and (len(different) < 3 or near >= _MIN_STEP)
 
 
 def frame_number(name: str | PurePath) -> int | None:
-    """Return the number at the end of a file's name, or None if there is none."""
+    """Return the number at the end of a file's name, or None without one."""
     match = _NUMBER.search(PurePath(name).stem)
     return int(match[0]) if match else None
 

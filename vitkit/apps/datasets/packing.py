@@ -33,7 +33,7 @@ _PACKED = {*IMAGE_SUFFIXES, ".npy"}
 
 
 class Packed(NamedTuple):
-    """What a pack has."""
+    """Counts of a pack's contents."""
 
     num_images: int
     num_files: int

@@ -81,7 +81,7 @@ def _find_named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) ->
 
 
 def _find_recordings(data: AnnotatedImages) -> dict[int, str]:
-    """Return the recording of each image that the annotations tell: a task, or a subset that is not a split."""
+    """Return the recording of each image according to the annotations: a task, or a subset that is not a split."""
     subsets = {name: ids for name, ids in data.splits.items() if name not in SPLIT_NAMES.values()}
     return {image_id: f"subset {name}" for name, ids in subsets.items() for image_id in ids} | data.recordings
 

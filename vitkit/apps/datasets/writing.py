@@ -48,7 +48,7 @@ _UNSET = (None, 0, "", "0", "false", "False")
 
 
 def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
-    """Write one JSON file, or into a folder one instances_SPLIT.json per split; images stay where they are."""
+    """Write one JSON file, or a folder with one instances_SPLIT.json per split; images stay where they are."""
     if out.suffix.lower() == ".json":
         parts = {out: data}
     elif data.splits:
@@ -398,7 +398,7 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
 
 
 def _is_hidden(annotation: Mapping[str, Any], height: int, width: int) -> bool:
-    """Whether an object has polygons, and no part of them lies in the image although their box does."""
+    """Whether an object has polygons of which no part lies in the image, although their box does."""
     polygons, (x, y, box_width, box_height) = annotation.get("segmentation"), annotation["bbox"]
     if not isinstance(polygons, list) or not polygons:
         return False

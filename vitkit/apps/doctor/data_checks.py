@@ -105,7 +105,7 @@ def class_balance(case: DoctorCase) -> Iterator[Issue]:
 
 
 def _remedies(case: DoctorCase, statistics: DatasetStatistics, rarest: str, ratio: float) -> str:
-    """Return the overrides that repeat the images of rare classes, and weigh the rarest class in the loss."""
+    """Return the overrides that repeat the images of rare classes and weight the rarest class in the loss."""
     pairs = np.unique(np.stack([statistics.labels, statistics.image_indices], axis=1), axis=0)
     num_images = len(np.unique(pairs[:, 1])) if statistics.sampled else len(statistics.image_ids)
     fractions = np.bincount(pairs[:, 0], minlength=len(statistics.classes)) / num_images

@@ -26,7 +26,7 @@ from vitkit.weights import load_pretrained, load_weights
 
 @dataclass
 class DoctorOptions:
-    """How thorough the checks are, and for which machine."""
+    """The thoroughness of the checks, and the machine that they are for."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     gpus: int = 1
@@ -42,7 +42,7 @@ class DoctorOptions:
 
 
 class DoctorCase:
-    """A config with its data.
+    """A config with its data, as the checks read it.
 
     Args:
         config: the result of `load_config`; missing sections are not checked.
@@ -85,12 +85,12 @@ class DoctorCase:
 
     @property
     def train(self) -> DatasetStatistics | None:
-        """Statistics of the training data; None if there is none."""
+        """Statistics of the training data; None without any."""
         return self.statistics.get("data.train")
 
     @property
     def val(self) -> DatasetStatistics | None:
-        """Statistics of the validation data; None if there is none."""
+        """Statistics of the validation data; None without any."""
         return self.statistics.get("data.val")
 
     @functools.cache  # noqa: B019 - a case lives as long as the program

@@ -50,7 +50,7 @@ class ImageScan:
 
     @property
     def extent(self) -> str:
-        """How many images were scanned, for messages; "" if all were."""
+        """The number of scanned images in words, for messages; "" if all were scanned."""
         return (
             ""
             if self.num_scanned == self.num_images

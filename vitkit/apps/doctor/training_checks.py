@@ -126,7 +126,7 @@ def _detection_limits(spec: Any, key: str) -> Iterator[tuple[str, int]]:
 
 
 def _round_up(count: int) -> int:
-    """Return a limit with something to spare for a number of objects."""
+    """Return a limit with a margin for a number of objects."""
     return math.ceil(1.3 * count / 10) * 10
 
 
@@ -457,7 +457,7 @@ def _loader(case: DoctorCase, **changes: Any) -> BatchLoader:
 
 
 def _first_batch(case: DoctorCase, *, images: int) -> Batch | None:
-    """Return the first training batch with an object, moved to the device; None if there is none."""
+    """Return the first training batch with an object, moved to the device; None without one."""
     loader = _loader(case, images_per_gpu=images)
     try:
         for number, batch in enumerate(loader):

@@ -1,1 +1,1 @@
-"""What models attend to: figures and pages, a file for each kind of model."""
+"""Figures and pages of what models attend to, with a file for each kind of model."""

@@ -1,4 +1,4 @@
-"""`vitkit.explain`: draw what a model attends to, whatever kind of model it is."""
+"""`vitkit.explain`: draw what any kind of model attends to."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from vitkit.protocols.model import child
 
 
 class ImageFigures(NamedTuple):
-    """Figures of an image for one kind of model."""
+    """The figures of an image for one kind of model."""
 
     apply_to: Callable[[nn.Module], bool]
     draw: Draw
@@ -265,7 +265,7 @@ def _with_criterion(request: ExplainRequest, subject: _Subject, predictor: Predi
 
 
 def _check_values(max_images: int | None, out: str | Path | None) -> None:
-    """Raise a ConfigError if there is no image to average over, or a file is to be the folder to write."""
+    """Raise a ConfigError if there is no image to average over, or if the folder to write is a file."""
     if max_images is not None and max_images < 1:
         raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
     if out is not None and Path(out).exists() and not Path(out).is_dir():

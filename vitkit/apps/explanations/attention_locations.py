@@ -36,7 +36,7 @@ _LABELS = (
 
 @dataclass(frozen=True)
 class LocatedAttention:
-    """What one layer attended to in one image.
+    """The attention of one layer in one image, with the locations of its queries and keys.
 
     Tokens attend within each of G groups: all tokens are one group, or each window is one. T tokens without a position,
     such as the class token, come before the L queries and the S keys.
@@ -59,7 +59,7 @@ class LocatedAttention:
 
     @property
     def label(self) -> str:
-        """What figures call the layer, such as "stage 3 block 2"; its module's name if no pattern matches it."""
+        """The layer's name in figures, such as "stage 3 block 2"; its module's name if no pattern matches it."""
         matches = ((re.search(pattern, self.name), label) for pattern, label in _LABELS)
         return next((label(match) for match, label in matches if match), self.name)
 
@@ -80,7 +80,7 @@ class LocatedAttention:
         return rows * self.cell / height, columns * self.cell / width
 
     def class_token(self) -> Tensor:
-        """Return (heads, h, w), what the class token attends to; needs `num_tokens` above 0."""
+        """Return (heads, h, w), the attention of the class token; needs `num_tokens` above 0."""
         return self.on_map(0, self.weights[0, :, 0, self.num_tokens :])
 
     def at(self, point: tuple[float, float]) -> Tensor:

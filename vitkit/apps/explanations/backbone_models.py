@@ -28,7 +28,7 @@ FRAME_RATE = 4
 
 
 class _OtherKind(Exception):
-    """A folder of the transformers library has another model than DINO's."""
+    """A folder of the transformers library does not have a DINOv2 or DINOv3."""
 
 
 def is_backbone(model: Any) -> bool:
@@ -155,8 +155,8 @@ def load_backbone(
 
 
 def drop_training_parts(predictor: Predictor) -> Predictor:
-    """Return a predictor without the parts that a model which learns without labels has for training only; that of any
-    other model is returned as it is."""
+    """Return a predictor whose self-supervised model has only its backbone; other predictors are returned as they
+    are."""
     if "features" not in predictor.model.returns:
         return predictor
     predictor = copy.copy(predictor)

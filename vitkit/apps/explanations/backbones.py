@@ -86,7 +86,7 @@ def is_plain_vit(model: nn.Module) -> bool:
 
 
 def locate_in_input(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
-    """Map a pixel (x, y) of an image to its location in the model's input, which is resized and cropped.
+    """Map a pixel (x, y) of an image to the model's input, which is resized and cropped.
 
     Raises:
         DataError: the crop cuts the pixel off.
@@ -114,7 +114,7 @@ def has_located_attention(model: nn.Module) -> bool:
 
 
 def explain_backbone(predictor: Predictor, image: np.ndarray, request: ExplainRequest, result: Explanation) -> None:
-    """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
+    """Draw what points and the class token attend to in a model's backbone, and the other figures that apply to it."""
     predictor = drop_training_parts(predictor)
     layers = backbone_attention(predictor, image)
     model, shown = predictor.model, prepare_image_to_draw(predictor, image)
@@ -263,7 +263,7 @@ def _add_measured_title(region: Tensor | None) -> str:
 
 
 def mask_mass(maps: Tensor, mass: float = MASS) -> Tensor:
-    """Return where each map's largest weights are that together have this fraction of its sum.
+    """Return a mask of each map's largest weights that together have this fraction of its sum.
 
     Args:
         maps: (heads, h, w), at least 0.
@@ -292,7 +292,7 @@ def draw_class_token_masks(image: np.ndarray, layer: LocatedAttention, path: Pat
 
 
 def _only_inside(image: np.ndarray, mask: Tensor, layer: LocatedAttention) -> np.ndarray:
-    """Return the image, darkened outside of the cells of a mask (h, w) bool."""
+    """Darken an image outside the cells of a mask (h, w) bool."""
     rows, columns = (np.arange(side) // layer.cell for side in image.shape[:2])
     inside = mask.numpy()[rows[:, None], columns[None, :]]
     return np.where(inside[..., None], image, (image * 0.2).astype(np.uint8))
@@ -320,7 +320,7 @@ def draw_rollout(
     class_token: bool,
     region: Tensor | None = None,
 ) -> Path:
-    """Save a PNG of the attention rollout of the class token, or of the points where there is none.
+    """Save a PNG of the attention rollout of the class token, or of the points in models without one.
 
     Args:
         region: see `draw_class_token`.

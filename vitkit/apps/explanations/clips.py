@@ -1,4 +1,4 @@
-"""What models of clips attend to over space and time: TimeSformer, MViT, and ResNets with non-local blocks."""
+"""Attention of models of clips over space and time: TimeSformer, MViT, and ResNets with non-local blocks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class GroupedAttention(NamedTuple):
 
 
 class FullAttention(NamedTuple):
-    """The attention of a layer in which every token sees the full clip: of a video MViT, or a non-local block."""
+    """The attention of a layer in which every token sees the full clip, as in a video MViT or a non-local block."""
 
     class_token: Tensor | None
     """(h', w', T'): the class token's attention; None if there is no such token."""

@@ -43,7 +43,7 @@ EXAMPLE_WORLD = World(image_size=320, min_objects=3, max_objects=4, split="val")
 
 
 class Attended(NamedTuple):
-    """What the model attends to for one point of an image."""
+    """The model's attention for one point of an image."""
 
     text: str
     encoder: Path | None = None

@@ -126,7 +126,7 @@ def draw_word_attention(image: np.ndarray, words: Sequence[str], weights: Tensor
 
 
 class QueryAttention(NamedTuple):
-    """What one decoder query predicted, and what it attended to."""
+    """The prediction and the attention of one decoder query."""
 
     query: int
     """The query's index."""
@@ -177,7 +177,7 @@ def draw_decoder_attention(
 
 
 class QueryLayer(NamedTuple):
-    """Where one query samples the image in one decoder layer. Points and boxes are relative to the unpadded image."""
+    """Sampling points of one query in one decoder layer. Points and boxes are relative to the unpadded image."""
 
     locations: Tensor
     """(heads, groups, points, 2) xy of the sampling points, with levels from fine to coarse."""

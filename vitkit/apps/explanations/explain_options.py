@@ -1,4 +1,4 @@
-"""What a user asks of `explain`, and what it wrote."""
+"""The request to `explain`, and the files that it wrote."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from vitkit.losses.mask_criterion import MaskCriterion
 
 @dataclass(frozen=True)
 class ExplainRequest:
-    """What to draw; see `explain`."""
+    """The figures to draw; see `explain`."""
 
     points: Sequence[Point] = ()
     queries: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""Where a model looks in an image: what locations and queries attend to, and what each query predicted."""
+"""Attention of a model in an image: of locations and queries, with the prediction of each query."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class View:
-    """A model's outputs for one image, and what a recorder kept of the forward pass."""
+    """A model's outputs for one image, and the records of its forward pass."""
 
     model: Model
     classes: Sequence[str]
@@ -161,7 +161,7 @@ def samples_points(model: nn.Module) -> bool:
 
 
 class QueryPredictions(NamedTuple):
-    """What each query predicted in one image, in the order of the queries."""
+    """The predictions of all queries in one image, in the order of the queries."""
 
     scores: Tensor
     """(Q,) score of the most probable class."""
@@ -243,7 +243,7 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class ImageAttention:
-    """What one encoder layer and one decoder layer attended to in an image, with the queries' predictions."""
+    """The attention of one encoder layer and one decoder layer to an image, with the queries' predictions."""
 
     image: np.ndarray
     classes: Sequence[str]
@@ -403,7 +403,7 @@ def image_attention(
 
 @contextmanager
 def _gates(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect where queries that attend within masks may attend: (Q, S) bool for the first image, by layer."""
+    """Collect the attention masks of queries with masked attention: (Q, S) bool for the first image, by layer."""
     gates: list[Tensor] = []
 
     def keep(_: nn.Module, args: tuple, inputs: dict[str, Tensor]) -> None:
@@ -430,7 +430,7 @@ def _attended_map(model: nn.Module, view: View, layer: nn.Module, number: int) -
 
 @dataclass(frozen=True)
 class ImageSampling:
-    """Where queries with deformable attention sampled an image, in all decoder layers (Deformable DETR)."""
+    """Sampling points of queries with deformable attention in an image, in all decoder layers (Deformable DETR)."""
 
     image: np.ndarray
     classes: Sequence[str]

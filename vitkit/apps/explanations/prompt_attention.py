@@ -1,4 +1,4 @@
-"""What the queries of a text-prompted detector read in its prompt, and where the words look in the image."""
+"""Attention of a text-prompted detector: of queries to the prompt's words, and of words to the image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAX_GRID = 28
 
 @dataclass(frozen=True)
 class PromptAttention:
-    """What the queries of one image have to do with the words of a prompt, and the words with the image."""
+    """The attention between the queries of one image, the words of a prompt, and the image."""
 
     words: Sequence[str]
     """The W words, as the model reads them."""

@@ -1,4 +1,5 @@
-"""Figures of text-prompted detectors: which words each box read, where each word looks, and why a box has its label."""
+"""Figures of text-prompted detectors: the words that each box read, where each word looks, and why a box has its
+label."""
 
 import textwrap
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ def draw_box_words(
     image: np.ndarray, attention: PromptAttention, queries: QueryPredictions, chosen: Sequence[int], path: str | Path
 ) -> None:
     """Save a PNG with a row for each box: its part of the image, the words that its query reads in the last decoder
-    layer, and the probability of each word, of which the mean over a phrase is the phrase's score.
+    layer, and the probability of each word, whose mean over a phrase is the phrase's score.
 
     Args:
         image: (H, W, 3) uint8 RGB.

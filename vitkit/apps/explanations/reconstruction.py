@@ -1,4 +1,4 @@
-"""What an MAE makes of the patches that it does not see."""
+"""Figures of an MAE's reconstruction of masked patches."""
 
 import numpy as np
 import torch

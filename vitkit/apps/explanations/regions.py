@@ -1,4 +1,4 @@
-"""How much attention falls into a region of the image, such as an object's box or mask."""
+"""Fractions of the attention in a region of the image, such as an object's box or mask."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a text model attends to, head by head, which tokens it expects next, and the beams that it follows."""
+"""Attention of text models head by head, the next tokens that they expect, and the beams that they follow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class TextLayer(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The most probable tokens at one step."""
+    """The most probable next tokens at one step."""
 
     after: str
     """The previous token; for a masked language model the token at this step."""
@@ -49,7 +49,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class TextAttention:
-    """What a model attended to and expected in one sentence."""
+    """The attention of a model in one sentence, and the tokens that it expected."""
 
     layers: Sequence[TextLayer]
     expected: Sequence[Expected]
@@ -131,7 +131,7 @@ def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_exp
 
 
 class WordAttention(NamedTuple):
-    """A caption, and where the model looked for each of its words."""
+    """A caption, and the model's attention in the image for each of its words."""
 
     words: Sequence[str]
     """The N tokens of the caption."""

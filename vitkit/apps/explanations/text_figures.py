@@ -1,4 +1,4 @@
-"""Figures of models of text, and of captioners: attention among tokens, positions, expectations, beams."""
+"""Figures of text models and captioners: attention among tokens, positions, expected tokens, beams."""
 
 import re
 import zlib

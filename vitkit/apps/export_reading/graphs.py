@@ -1,4 +1,4 @@
-"""Models as functions of tensors by name: what an exported file takes and returns.
+"""Models as functions of named tensors: the inputs and outputs of an exported file.
 
 Images come as uint8 RGB, padded with zeros at the right and bottom; the graph normalizes them. It includes those parts
 of post-processing whose results have one shape for all images of a batch, but not masks at each image's own size.
@@ -85,7 +85,7 @@ class ImageGraph(ExportGraph):
 
 
 class ClassifierGraph(ImageGraph):
-    """Also returns class_scores (B, C), which sum to 1."""
+    """A classifier, whose graph also returns class_scores (B, C), which sum to 1."""
 
     axes = IMAGES
 
@@ -95,7 +95,8 @@ class ClassifierGraph(ImageGraph):
 
 
 class DetectorGraph(ImageGraph):
-    """Also returns scores, labels (B, N) and boxes_xyxy (B, N, 4) in pixels of the original images.
+    """A detector, whose graph also returns scores, labels (B, N) and boxes_xyxy (B, N, 4) in pixels of the original
+    images.
 
     Models with masks, pred_masks (B, Q, h, w), also return queries (B, N), the query that each detection is from.
     """
@@ -110,7 +111,8 @@ class DetectorGraph(ImageGraph):
 
 
 class SegmenterGraph(ImageGraph):
-    """Returns pred_logits (B, Q, C + 1) and pred_masks (B, Q, h, w), or pred_semantic (B, C, h, w).
+    """A segmenter, whose graph returns pred_logits (B, Q, C + 1) and pred_masks (B, Q, h, w), or pred_semantic (B, C,
+    h, w).
 
     For semantic models it also returns semantic (B, H, W) int64, the class of every pixel of the input images; for
     models of instances scores, labels and queries (B, N), of which `postprocess` makes the instances.
@@ -141,7 +143,7 @@ class SegmenterGraph(ImageGraph):
 
 
 def image_graph(model: nn.Module) -> ExportGraph:
-    """Return the graph of an image model: its own, if it offers one, or that of what it returns.
+    """Return the graph of an image model: its own, if it has one, or the one that fits its outputs.
 
     Raises:
         ConfigError: the model offers no graph, and none is defined for what it takes and returns.

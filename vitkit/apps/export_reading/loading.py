@@ -127,7 +127,7 @@ def trust_program(path: str | Path) -> None:
 
 
 def beside(path: str | Path, name: Any) -> Path:
-    """Return the path of a file in the same folder.
+    """Return the path of another file in the same folder.
 
     Raises:
         CheckpointError: the name is not that of a file.
@@ -309,7 +309,7 @@ class ExportedModel(Model):
         return self
 
     def run_file(self, images: Tensor, padding_mask: Tensor | None, **others: Tensor) -> dict[str, Any]:
-        """Return the outputs of `forward` for images, and for the other inputs of the file by name."""
+        """Return the outputs of `forward` for images and the file's other inputs by name."""
         if padding_mask is None:
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         image_sizes = unpadded_sizes(images, padding_mask)
@@ -357,7 +357,7 @@ class ExportedModel(Model):
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
-        """Return those of the model."""
+        """Return the model's semantic scores."""
         return self.model.semantic_scores(outputs, index, original, within=within)
 
 
@@ -454,11 +454,11 @@ class ExportedPromptedModel(TextPrompted, ExportedModel):
         return self.model.read_text(text)
 
     def text_parts(self) -> Sequence[nn.Module]:
-        """Return what stands for the file of the text encoder."""
+        """Return the module that runs the text encoder's file."""
         return (self.model.text_encoder,)
 
     def encode_text(self, reading: TextReading, num_images: int, device: torch.device) -> Any:
-        """Return a text, encoded for so many images on the CPU."""
+        """Encode a text for a number of images, on the CPU."""
         return self.model.encode_text(reading, num_images, torch.device("cpu"))
 
     def _encode_prompts(self, prompt: PromptTokens) -> EncodedPrompts:
@@ -483,7 +483,7 @@ class _Unchanged(nn.Module):
 
 
 class _DetectorFile(nn.Module):
-    """The detector's file as a head of the images themselves."""
+    """The detector's file in the place of a head, which takes the images themselves."""
 
     def __init__(self, model: ExportedPromptedModel):
         super().__init__()

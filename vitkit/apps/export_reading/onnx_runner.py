@@ -184,7 +184,7 @@ class Runner:
 
 
 class PromptReader:
-    """Reads what a text-prompted detector looks for; what it has read is kept."""
+    """Reads and keeps the prompts of a text-prompted detector."""
 
     def __init__(self, path, info):
         self.info, self.kept = info, {}

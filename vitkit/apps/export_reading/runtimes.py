@@ -1,4 +1,4 @@
-"""What runs exported ONNX files: ONNX Runtime and OpenVINO, as functions of named tensors."""
+"""Runtimes of exported ONNX files, ONNX Runtime and OpenVINO, as functions of named tensors."""
 
 import importlib
 import os
@@ -168,7 +168,7 @@ class OpenVinoFile:
 
 
 def _in_time(path: str | Path, call: Callable[[], _Result]) -> _Result:
-    """Return what a call of a runtime does, waiting in Python: nothing, not even ctrl-C, ends the call itself.
+    """Call a runtime in a thread and wait in Python, as nothing, not even ctrl-C, ends the call itself.
 
     Raises:
         CheckpointError: it takes more than `_MAX_SECONDS`. What the call raises is raised as well.

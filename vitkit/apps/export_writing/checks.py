@@ -122,7 +122,7 @@ def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
 
 
 def fit_size(batch: Inputs, size: tuple[int, int]) -> Inputs:
-    """Fit images and their padding mask to a file that takes one size: shrink them if too large, then pad them."""
+    """Fit images and their padding mask to a file of a fixed size: shrink them if too large, then pad them."""
     height, width = batch["images"].shape[-2:]
     scale = min(1, size[0] / height, size[1] / width)
     height, width = max(1, int(height * scale)), max(1, int(width * scale))
@@ -181,7 +181,7 @@ _ROUNDING = 1e-6
 
 
 def _queries_in_order(actual: Inputs, expected: Inputs, tolerance: float) -> Inputs:
-    """Return what a file computes for each query, in the order of the model's queries; nothing if that is its own.
+    """Return a file's outputs for each query in the order of the model's queries; nothing if they already are.
 
     Two-stage detectors select queries by score, and which of two with nearly equal scores comes first depends on
     rounding.
@@ -247,7 +247,7 @@ def seconds_in_turn(functions: Sequence[Callable[[], object]]) -> list[float]:
 
 @contextmanager
 def announce(what: str) -> Iterator[None]:
-    """Print what begins and, at its end, how long it took."""
+    """Print the beginning of a task and, at its end, the time that it took."""
     print_line(what)
     started = time.perf_counter()
     yield

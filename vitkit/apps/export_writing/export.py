@@ -67,8 +67,8 @@ they are odd, so that all padding is recorded."""
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes one file: a model; the encoder or the decoding step of a model that writes text; or the detector or
-    the text encoder of a text-prompted one."""
+    """A part of a model that becomes one file: a model; the encoder or the decoding step of a model that writes text;
+    or the detector or the text encoder of a text-prompted one."""
 
     suffix: str
     """Text between the model's name and the file's extension."""
@@ -95,7 +95,7 @@ class ExportedPart:
 
 @dataclass(frozen=True)
 class Export:
-    """What `export` has written."""
+    """The results of `export`."""
 
     parts: list[ExportedPart]
     """The model's file; for a model that writes text, the encoder and the step of the decoder; for a text-prompted one,
@@ -178,7 +178,7 @@ def export(
 
 
 def card_usage(predictor: Loaded, out: Path, runner: Path | None) -> str:
-    """Return how an exported file is used, in Markdown."""
+    """Return instructions for using an exported file, in Markdown."""
     is_prompted = isinstance(predictor, Predictor) and "text" in predictor.model.takes
     given = "street.jpg" if isinstance(predictor, Predictor) else "one sentence"
     text = ', text="cat . dog ."' if is_prompted else ""

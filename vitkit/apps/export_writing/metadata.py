@@ -98,7 +98,7 @@ def _text(predictor: Predictor | Translator) -> dict[str, Any]:
 
 
 def _prompts(predictor: Predictor) -> dict[str, Any]:
-    """Return what reads the prompts of a text-prompted detector, and what its files have in common."""
+    """Return the metadata for reading prompts, and a digest of the text encoder."""
     model, vocabulary = predictor.model, predictor.model.vocabulary
     (separator,) = vocabulary.encode(SEPARATOR)
     numbers = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS, separator=separator)

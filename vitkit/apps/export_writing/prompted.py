@@ -25,7 +25,7 @@ from vitkit.text.vocabulary import SPACE
 
 
 class TextFeaturesGraph(ExportGraph):
-    """Encodes prompts."""
+    """The text encoder: encodes prompts."""
 
     axes: Axes = {"tokens": ("batch", "length"), "blocks": ("batch", "length")}
 
@@ -102,7 +102,7 @@ def prompted_graphs(model: torch.nn.Module) -> tuple[PromptedDetectorGraph, Text
 
 
 def list_known_phrases(model: GroundingDINO, classes: Sequence[str]) -> list[str]:
-    """Return phrases that a model's vocabulary knows: its classes, or COCO's, or else its own words; not all of them.
+    """Return some phrases of a model's vocabulary: its classes, COCO's, or else its own words.
 
     Raises:
         ConfigError: it knows no word.
@@ -125,15 +125,15 @@ def prompt_inputs(model: GroundingDINO, phrases: Sequence[str]) -> list[Inputs]:
 
 
 def with_text_features(images: Inputs, prompts: Inputs, encoder: TextFeaturesGraph) -> Inputs:
-    """Return a batch's inputs of the detector: its images, each with one of the prompts in turn."""
+    """Return the detector's inputs of a batch: its images, with the prompts in rotation."""
     features, blocks = run_graph(encoder, prompts)["text_features"], prompts["blocks"]
     rows = torch.arange(len(images["images"])) % len(blocks)
     return images | {"text_features": features[rows], "blocks": blocks[rows]}
 
 
 def text_digest(model: GroundingDINO) -> str:
-    """Return what a file of the text encoder and one of the detector have in common: a digest of the encoder's
-    weights."""
+    """Return a digest of the text encoder's weights, by which its file and the detector's are known to belong
+    together."""
     digest = hashlib.sha256()
     for part in model.text_parts():
         for name, value in part.state_dict().items():

@@ -138,7 +138,7 @@ def _(state: TextState) -> dict[str, Tensor]:
 
 
 def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors in float32, the type of a file's inputs and outputs, whatever type the model computes in."""
+    """Return the tensors in float32, the type of a file's inputs and outputs."""
     return {name: value.float() for name, value in tensors.items()}
 
 

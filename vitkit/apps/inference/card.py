@@ -94,7 +94,7 @@ def zoo_entry(weights: Weights) -> Mapping[str, Any]:
 
 
 def data_name(config: Mapping[str, Any]) -> str:
-    """Return the name of a config's validation data: that of their folder or, without one, of their class; "" for a
+    """Return the name of a config's validation data: the name of their folder or, without one, of their class; "" for a
     config without data."""
     data = config.get("data") or {}
     val = data.get("val") or {}
@@ -114,7 +114,7 @@ def training_data_name(config: Mapping[str, Any], weights: Weights) -> str:
 
 
 def task_of(loaded: Loaded) -> str:
-    """Return the Hub's name of what a model does."""
+    """Return the Hub's name of a model's task."""
     if isinstance(loaded, MaskFiller):
         return "fill-mask"
     if isinstance(loaded, LanguageModel):
@@ -154,7 +154,7 @@ def make_card(
     usage: str,
     measured: Sequence[Measured],
 ) -> str:
-    """Return a model card: metadata in YAML, and what the model is, how to load it, its classes, metrics and license.
+    """Return a model card: metadata in YAML, a description, how to load the model, its classes, metrics and license.
 
     Args:
         config: the config that the model was built from.

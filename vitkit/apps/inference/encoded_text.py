@@ -1,4 +1,4 @@
-"""What a text-prompted model looks for, read and encoded once for all batches of images."""
+"""The text of a text-prompted model, read and encoded once for all batches of images."""
 
 from collections.abc import Sequence
 from itertools import chain

@@ -29,8 +29,8 @@ class FusedCopy:
         self._versions: list[int] = []
 
     def of(self, model: nn.Module) -> Any:
-        """Return what computes the same as a model in less time: the copy; or the model itself, if it is in training
-        mode, not a `Model`, or if one of its modules is compiled or has a hook, which would not be so in a copy."""
+        """Return a faster equivalent of a model: the copy; or the model itself, if it is in training mode, not a
+        `Model`, or if one of its modules is compiled or has a hook, which would not be so in a copy."""
         if not isinstance(model, Model) or model.is_fused:
             return model
         if not self._is_of(model):
@@ -71,7 +71,7 @@ def _warn_of_training(name: str) -> None:
 
 
 def _parts(modules: Sequence[nn.Module]) -> list[Any]:
-    """Return all that modules consist of, by objects that stay the same until a module changes."""
+    """Return all parts of modules, as objects that stay the same until a module changes."""
     # This runs for every image, so its loops are those of functions in C. The parts are kept, not their ids, which
     # another object may have once they are gone.
     attributes = list(map(vars, modules))  # settings, too, such as the number of detections

@@ -110,7 +110,7 @@ class Journal:
             raise unwritable(self.path, error) from error
 
     def remove(self) -> None:
-        """Remove the file and the settings, after which nothing tells of a prediction."""
+        """Remove the file and the settings of a prediction."""
         for path in (self.path, self._settings_path):
             path.unlink(missing_ok=True)
 
@@ -139,7 +139,7 @@ class Journal:
             return
 
     def _cut_off_half_line(self) -> None:
-        """Remove what a killed process wrote of its last line."""
+        """Remove the incomplete last line that a killed process wrote."""
         end = position = self._file.seek(0, 2)
         while position > 0:
             start = max(position - (1 << 16), 0)
@@ -154,7 +154,7 @@ class Journal:
 
 
 class Lines:
-    """The lines of all journals in a folder; of the lines of one input, the last one, and rather one of a success.
+    """The lines of all journals in a folder; for each input the last line, or the last successful one.
 
     In memory are a few bytes for each input.
 
@@ -193,7 +193,7 @@ class Lines:
 
     @property
     def num_missing(self) -> int:
-        """The number of inputs of which there is no line."""
+        """The number of inputs without a line."""
         return int((self._kinds == _MISSING).sum())
 
     @property

@@ -1,4 +1,4 @@
-"""Predictions as annotations, which tools for labeling open: a model labels first, and people correct it."""
+"""Predictions as annotations for labeling tools: a model labels first, and people correct its labels."""
 
 import json
 import os
@@ -109,7 +109,7 @@ class PredictedImages(AnnotatedImages):
 
 
 def _common_folder(folder: str | None, image: str) -> str:
-    """Return the folder that has both another one, if there is one, and an image.
+    """Return the deepest folder that contains an image and, if given, another folder.
 
     Raises:
         DataError: the image is not on this disk, or on another drive.
@@ -124,7 +124,7 @@ def _common_folder(folder: str | None, image: str) -> str:
 
 
 def _write_coco(data: PredictedImages, path: Path) -> Path:
-    """Write what `write_coco` would, without holding all objects in memory."""
+    """Write the file of `write_coco` without holding all objects in memory."""
     with writing_text(path, below=path.parent) as file, TemporaryFile("w+", dir=path.parent) as objects:
         file.write('{"images": [')
         num_objects = 0
@@ -141,7 +141,7 @@ def _write_coco(data: PredictedImages, path: Path) -> Path:
 
 
 class _FirstNames(dict[str, "_Counted"]):
-    """What a format cannot hold, as `Lost`: how often, and the names that messages show."""
+    """Counts of what a format cannot hold, see `Lost`, with the names that messages show."""
 
     def setdefault(self, reason: str, names: list[str]) -> "_Counted":
         return super().setdefault(reason, _Counted())

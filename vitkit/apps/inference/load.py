@@ -166,7 +166,7 @@ def _predictor_of(
     precision: Precision,
     report: LoadReport,
 ) -> Predictor:
-    """Return a model of images or clips with what its config and its weights say about input and output."""
+    """Return the predictor of a model of images or clips, set up by its config and its weights."""
     settings = dict(
         transforms=_section(config, "data", "val").get("transforms"),
         precision=precision,

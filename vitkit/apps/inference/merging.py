@@ -161,7 +161,7 @@ def _border(tile: Tile) -> float:
 
 
 def _representatives(group: list[tuple[_TileObjects, int]]) -> list[tuple[_TileObjects, int]]:
-    """Return the best prediction of an object that is not cut off, or all of its parts if there is none.
+    """Return the best prediction of an object that is not cut off, or all of its parts if all are.
 
     Predictions with less than half the highest score are ignored: a doubtful box may agree with a good one by chance.
     """

@@ -101,7 +101,7 @@ class Prediction:
         return None if self.labels is None else [name for name, _, _ in self._list_classified()]
 
     def _list_classified(self) -> list[tuple[str, int, float]]:
-        """Return name, label and score of each object, segment or class; none of a prediction without classes."""
+        """Return name, label and score of each object, segment or class; an empty list without classes."""
         if self.labels is None or self.scores is None:
             return []
         labels, scores = self.labels.tolist(), self.scores.tolist()

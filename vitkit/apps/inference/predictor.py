@@ -48,7 +48,7 @@ class _Loaded(NamedTuple):
 
 
 class _UnreadImage(NamedTuple):
-    """An image that cannot be read or prepared."""
+    """The error of an image that cannot be read or prepared."""
 
     name: str
     error: Exception
@@ -121,7 +121,7 @@ class Predictor:
             raise ConfigError(f"{type(model).__name__} takes {takes}, so it predicts nothing in images.")
 
     def with_text(self, text: Prompt, *, text_threshold: float | None = None) -> "Predictor":
-        """Return a predictor that looks for what a text names, for a text-prompted model.
+        """Return a predictor that looks for the objects of a text, for a text-prompted model.
 
         Args:
             text: phrases, as a list or as one text in which dots separate them: "a red star . a cat ." They are the
@@ -152,7 +152,7 @@ class Predictor:
             self.encoded_text()
 
     def encoded_text(self) -> EncodedOnce:
-        """Return what a text-prompted model looks for; errors are those of `check_text`."""
+        """Return the encoded text of a text-prompted model; errors are those of `check_text`."""
         text = self._require_text()
         if self._encoded is None or self._encoded.text is not text:
             self._encoded = EncodedOnce(self.model, text)

@@ -1,4 +1,4 @@
-"""Threads that work while the model runs: they read images before it needs them, and draw and write results."""
+"""Threads that work while the model runs: they read images ahead, and draw and write results."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """How images are cut into tiles."""
+    """Settings of cutting images into tiles."""
 
     size: int
     """Height and width of a tile in pixels of the image."""
@@ -92,7 +92,7 @@ def make_tiling(tiles: Any) -> Tiling | None:
 
 
 class TileResult(NamedTuple):
-    """What a model predicted in one tile."""
+    """The predictions of a model in one tile."""
 
     fields: dict[str, Any]
     """What `postprocess` returned, in pixels of the tile."""

@@ -1,4 +1,4 @@
-"""Which classes weights were trained on, and what a checkpoint says of each of them."""
+"""The classes that weights were trained on, and a checkpoint's entries for each of them."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral

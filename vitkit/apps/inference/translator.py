@@ -39,7 +39,7 @@ class Translation:
 
 
 class Alignment(NamedTuple):
-    """What each token of a translation attended to; the fields are the arguments of `draw_alignment`."""
+    """The attention of each token of a translation to its source; the fields are the arguments of `draw_alignment`."""
 
     attention: Tensor
     """(T, S) in 0..1; for a Transformer the mean over the heads of the second-to-last layer, see `TextDecoder.step`."""
@@ -140,7 +140,7 @@ class Translator(TextModel):
             yield Translation(text, translation, score, best)
 
     def _encode(self, text: str) -> list[int]:
-        """Return the ids of a text's tokens, and warn of tokens that are unknown for the first time."""
+        """Return the ids of a text's tokens, and warn once of each unknown token."""
         source = self.vocabularies["source"]
         num_unknown = len(source.unknown)
         ids = source.encode(text)

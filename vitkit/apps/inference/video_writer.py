@@ -126,7 +126,7 @@ def _num_packets(part: Path) -> int:
 
 
 def _join(path: Path) -> None:
-    """Make a video of its parts, of each of which the frames up to the next part are taken, and remove them."""
+    """Join the parts of a video, each up to the first frame of the next, and remove them."""
     parts = _parts(path)
     if [*parts] == [0]:
         os.replace(parts[0], path)

@@ -35,7 +35,7 @@ _MAX_CLASSES = 5
 
 @dataclass
 class VideoScores:
-    """What a model of clips predicted in a video."""
+    """The class scores of a video and of each of its clips."""
 
     numbers: np.ndarray
     """(clips, T) frame numbers."""

@@ -1,4 +1,4 @@
-"""Tokens joined to words, and attention among tokens to attention among words."""
+"""Convert tokens to words, and attention among tokens to attention among words."""
 
 from collections.abc import Sequence
 

@@ -43,7 +43,7 @@ Write = Callable[[str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Output:
-    """What is written of predictions, and where."""
+    """Options for writing predictions."""
 
     folder: Path | None = None
     """None: a new one, runs/predict, with a number if that exists."""
@@ -233,7 +233,7 @@ def describe_settings(
     output: Output,
     tiling: Tiling | None,
 ) -> dict[str, Any]:
-    """Return what the predictions depend on, as plain values."""
+    """Return the settings that the predictions depend on, as plain values."""
     digest = hashlib.sha256()
     for path, result in named:
         digest.update(os.fsencode(f"{path}\0{result}\0"))

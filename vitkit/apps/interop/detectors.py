@@ -207,7 +207,7 @@ def _write_rt_detr(model: Section) -> Section:
 
 
 def _read_denoising(settings: Settings, **rules: bool) -> Section:
-    """Return the section of the denoising queries, of the originals' rules; empty if there are none."""
+    """Return the section of the denoising queries, by the originals' rules; empty without any."""
     if not settings.get("num_denoising", 100):
         return {}
     denoising = dict(
@@ -279,7 +279,7 @@ def _hgnet_blocks(name: str) -> Section:
 
 
 def _read_hgnet(settings: Settings, owner: str, known: Mapping[str, tuple[list[int], ...]]) -> str:
-    """Return the size of an HGNetv2, which is one of those known."""
+    """Return the size of an HGNetv2; other sizes than the published ones are an error."""
     if settings.get("model_type") != "hgnet_v2":
         raise ConfigError(f"{settings.where} {settings.get('model_type')!r}: vitkit's {owner} knows hgnet_v2.")
     sizes = tuple(settings.numbers(name) for name in _HGNET_SETTINGS)

@@ -26,7 +26,7 @@ def _limit(name: str) -> int:
 
 
 class Settings:
-    """A config of the library, whose values are read by name.
+    """The settings of a config of the library, read by name.
 
     Raises:
         ConfigError: a value is missing, or vitkit's model does not support it.
@@ -82,7 +82,7 @@ class Settings:
         return list(values)
 
     def names(self, name: str) -> list[str]:
-        """Return a list of names, each a line of text; empty if there is none."""
+        """Return a list of names, each a line of text; empty without any."""
         values = self.get(name, [])
         if not isinstance(values, list | tuple) or not all(map(is_name, values)):
             raise ConfigError(f"{self.where}: {name}={values!r:.100}: expected a list of names.")
@@ -97,7 +97,7 @@ class Settings:
 
 
 class Row(NamedTuple):
-    """A setting that vitkit has under another name."""
+    """The names of one setting in the library and in vitkit."""
 
     theirs: str
     ours: str

@@ -1,4 +1,4 @@
-"""What the features of a backbone are worth, before and after it was trained without labels."""
+"""Evaluate the features of a backbone before and after it was trained without labels."""
 
 from collections.abc import Mapping
 from typing import Any

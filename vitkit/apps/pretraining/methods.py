@@ -1,4 +1,4 @@
-"""What `vitkit.pretrain` knows of each method: its config, and what it needs."""
+"""The methods of `vitkit.pretrain`: the config of each, and its requirements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Looks at images before anything is learned from them: which can be read, and are large enough and different."""
+"""Check images before training on them: which are readable, large enough and different."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ NUM_SHOWN = 200
 
 @dataclass(frozen=True)
 class Photos:
-    """The images that can be learned from."""
+    """The usable images."""
 
     source: Any
     """What the config names: a list of the files, or the dataset's spec if they are not files."""
@@ -123,7 +123,7 @@ def _list_files(paths: Sequence[Path | None], folder: Path) -> tuple[str, str] |
 
 
 def leave_out_lost(photos: Photos) -> None:
-    """Take images that can no longer be read off the list of those that are shown, as their evaluation would fail.
+    """Remove images that can no longer be read from the list of those shown, as their evaluation would fail.
 
     Training replaces such images itself.
 

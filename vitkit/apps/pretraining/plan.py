@@ -1,4 +1,4 @@
-"""What `vitkit pretrain` is to do: the request, the images and the chosen settings, and the config that they make."""
+"""The plan of `vitkit pretrain`: the request, the images and the chosen settings, and the config that they make."""
 
 import json
 import math
@@ -26,7 +26,7 @@ LABELED = {"type": "CombinedEvaluator", "evaluator": ["NearestNeighbors", "Linea
 
 @dataclass(frozen=True)
 class PretrainRequest(TimedRequest):
-    """What the user asks for; see `pretrain`."""
+    """The user's request; see `pretrain`."""
 
     photos: Any
     method: str
@@ -37,7 +37,7 @@ class PretrainRequest(TimedRequest):
     overrides: Sequence[str]
 
     def command(self, folder: Path) -> str:
-        """Return the command that does this."""
+        """Return the command of this request."""
         options = {"method": self.method, "teacher": self.teacher, "backbone": self.backbone}
         options |= {"hours": f"{self.hours:g}", "labeled": self.labeled, "run-dir": str(folder)}
         words = [f"--{name}={value}" for name, value in options.items() if value is not None]
@@ -149,6 +149,6 @@ def config_text(plan: Plan, folder: Path) -> str:
 
 
 def make_shown_dataset(plan: Plan) -> dict[str, Any]:
-    """Return the dataset of some images, spread over all, without labels."""
+    """Return a dataset of images evenly spread over all, without labels."""
     transforms = dict(type="ClassificationEvalTransforms", size=plan.choice.size)
     return dict(type="UnlabeledImages", source=plan.photos.shown, transforms=transforms)

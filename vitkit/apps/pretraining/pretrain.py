@@ -1,4 +1,4 @@
-"""From images without labels to a backbone for other models, within a given time: `vitkit.pretrain`."""
+"""`vitkit.pretrain`: train a backbone for other models on images without labels, within a given time."""
 
 import inspect
 import json
@@ -53,7 +53,7 @@ UNLABELED = {"type": "FeatureStatistics"}
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What `pretrain` has made."""
+    """The results of `pretrain`."""
 
     folder: Path
     """The run's folder, which `model.backbone.pretrained` of other models takes."""
@@ -148,13 +148,12 @@ def pretrain(
 
 
 def resume_command(folder: Path) -> str:
-    """Return the command that goes on with a run."""
+    """Return the command that resumes a run."""
     return shlex.join(["vitkit", "pretrain", "--resume", str(folder)])
 
 
 class GoesOnByPretrain(Hook):
-    """Lets a run that is interrupted name the command that goes on with it, as `vitkit train` would end without a
-    report."""
+    """Makes an interrupted run name the command that resumes it, as `vitkit train` would end without a report."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
@@ -167,7 +166,7 @@ class GoesOnByPretrain(Hook):
 
 
 def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> Any:
-    """Return a source of images as JSON can hold it; files of a folder stay the same from another working directory.
+    """Return a source of images as JSON can hold it, with absolute paths.
 
     Raises:
         ConfigError: a dataset's spec has a value that JSON cannot hold.
@@ -183,7 +182,7 @@ def as_plain(photos: str | Path | Sequence[str | Path] | Mapping[str, Any]) -> A
 
 
 def as_absolute(teacher: str) -> str:
-    """Return a teacher whose run's folder, or file of weights, is found from another working directory."""
+    """Return a teacher with the absolute path of its run's folder or file of weights."""
     name, is_with_weights, weights = teacher.partition("=")
     if os.path.exists(teacher):
         return os.path.abspath(teacher)
@@ -370,7 +369,7 @@ def measure(
 
 
 def train_planned(plan: Plan, folder: Path, device: str, *, began: float) -> None:
-    """Train, or go on with it, until the time is over."""
+    """Train, or resume training, until the time is over."""
     used, how = 0.0, dict(run_dir=folder)
     if (folder / LAST_NAME).is_file():
         how = dict(resume=folder)

@@ -1,4 +1,4 @@
-"""Writes the report of a run without labels: its loss, what its features are worth, and what they find alike."""
+"""Write the report of a run without labels: its loss, the evaluation of its features, and nearest neighbors."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

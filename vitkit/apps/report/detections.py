@@ -30,7 +30,7 @@ class DetectedImage(NamedTuple):
 
 
 class DetectionBrowser(NamedTuple):
-    """What predictions with at least a score give, and their images; the page has a slider for the score."""
+    """Metrics and images of the detections above a score threshold, which the page's slider sets."""
 
     class_names: Sequence[str]
     iou_type: str

@@ -1,4 +1,4 @@
-"""How much average precision each kind of error costs (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
+"""The average precision that each kind of error costs (TIDE, Bolya et al. 2020, https://arxiv.org/abs/2008.08115).
 
 Each wrong prediction has one kind of error, determined by its IoU with the objects of its image: the first that
 applies, in the order of TIDE's own code.
@@ -25,7 +25,7 @@ KINDS = ("class", "localization", "both", "duplicate", "background", "missed")
 
 
 class CountedPredictions(NamedTuple):
-    """All P predictions that count, class by class, best first."""
+    """All P predictions that are scored, class by class, best first."""
 
     scores: np.ndarray
     labels: np.ndarray
@@ -39,7 +39,7 @@ class CountedPredictions(NamedTuple):
 
 
 class CountedObjects(NamedTuple):
-    """All M objects that are not crowds."""
+    """All M objects that are scored, which are those other than crowds."""
 
     labels: np.ndarray
     image: np.ndarray

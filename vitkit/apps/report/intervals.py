@@ -60,7 +60,7 @@ def estimate(values: np.ndarray) -> Estimate:
 
 
 class Difference(NamedTuple):
-    """By how much a metric of one model exceeds that of another on the same images."""
+    """The difference of a metric between two models on the same images."""
 
     first: float
     second: float

@@ -139,7 +139,7 @@ def _page_parts(
 def _describe_image(
     image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], label_of: Mapping[int, int]
 ) -> dict[str, Any]:
-    """Return what the page's script needs to know of an image, still without predictions."""
+    """Return an image's data for the page's script, without predictions."""
     return {
         "size": [*image_sides(image)],
         "labels": [label_of[annotation["category_id"]] for annotation in annotations],

@@ -106,7 +106,7 @@ def show_matrix(part: ConfusionMatrix, images: ImageBudget) -> ShownMatrix:
 
 
 def show_gallery(part: Gallery, images: ImageBudget) -> ShownGallery | None:
-    """Embed the images of a gallery; None if there is none."""
+    """Embed the images of a gallery; None without any."""
     groups = []
     for group in part.groups:
         if images.left <= 0:

@@ -66,7 +66,7 @@ def write_report(evaluator: Evaluator, path: str | Path, *, title: str, facts: M
 
 
 def _extra_metrics(evaluator: Evaluator) -> list[Section]:
-    """Return a section of the metrics that a subclass adds to those of its base, which its page does not have."""
+    """Return a section of the metrics that a subclass adds and that the page of its base does not show."""
     values = extra_values(evaluator)
     if not values:
         return []
@@ -124,7 +124,7 @@ class _Shown(NamedTuple):
 
 
 def _show_section(section: Section, images: ImageBudget, groups: Iterator[str]) -> Iterator[_Shown]:
-    """Yield what is shown of a section: nothing if all of it is images and none has room; several for detections."""
+    """Yield the shown parts of a section: nothing if it has only images and none has room; several for detections."""
     parts = list(_show_parts(section.parts, images))
     for part in section.parts:
         if isinstance(part, DetectionBrowser):

@@ -1,4 +1,4 @@
-"""What a report consists of, as plain data: `pages` makes the sections of an evaluator, and `report` draws them.
+"""The parts of a report as plain data: `pages` makes the sections of an evaluator, and `report` draws them.
 
 Nothing here is HTML: all texts are plain, and images are an index into the dataset and what to draw on it.
 """
@@ -15,7 +15,7 @@ from vitkit.text_format import pluralize
 
 
 class Change(NamedTuple):
-    """By how much a metric of one model differs from another's."""
+    """The difference of a metric between two models."""
 
     difference: Estimate
     is_better: bool | None
@@ -233,7 +233,7 @@ def missing_samples(missing: int, total: int, consequence: str) -> list[Alert]:
 
 
 def rank(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
-    """Return the indices of the lowest and of the highest values, none in both; NaN is ignored."""
+    """Return the indices of the lowest and of the highest values, without overlap; NaN is ignored."""
     order = [k for k in np.argsort(values, kind="stable").tolist() if values[k] == values[k]]
     count = min(most, len(order) // 2 or len(order))
     return order[:count], [k for k in order[::-1] if k not in order[:count]][:most]

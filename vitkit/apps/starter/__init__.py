@@ -1,1 +1,1 @@
-"""From your own data to an evaluated model: split it, choose settings by timing, train, report."""
+"""Train and evaluate a model on your own data: split it, choose settings by timing, train, report."""

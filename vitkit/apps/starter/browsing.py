@@ -32,7 +32,7 @@ MAX_SEARCHED = 5000
 
 
 class Browsed(NamedTuple):
-    """What `browse` wrote."""
+    """The results of `browse`."""
 
     page: Path
     num_figures: int

@@ -136,7 +136,7 @@ def last_error(output: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """Let Linux send SIGTERM to this process if its parent is killed: nobody would end it, or know of it."""
+    """Let Linux send SIGTERM to this process if its parent is killed, as nothing else would end it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

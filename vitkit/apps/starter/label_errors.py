@@ -21,7 +21,7 @@ from vitkit.evaluation.coco import CocoEvaluator
 
 
 class CheckedLabels(NamedTuple):
-    """What `check_labels` has found."""
+    """The results of `check_labels`."""
 
     errors: list[LabelError]
     """Suspicious labels, the most likely errors first."""

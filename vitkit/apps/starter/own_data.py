@@ -34,7 +34,7 @@ QUERIES_PER_OBJECT = 2.5
 
 @dataclass(frozen=True)
 class OwnData:
-    """Data that has been split, and the lines with which a config of configs/start uses it."""
+    """Data that has been split, and the lines of a config of configs/start that use it."""
 
     summary: str
     num_train: int
@@ -245,7 +245,7 @@ def split_images(
 
 
 def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> None:
-    """Print what was noticed in the data, and what was left out of them."""
+    """Print the notes about the data, and what was left out of them."""
     for note in dict.fromkeys(notes):
         print(f"  note: {note}")
     for line in left_out_lines(left_out):

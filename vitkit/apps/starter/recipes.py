@@ -1,4 +1,4 @@
-"""What `vitkit.start` considers for each task, and the measured figures that this is based on."""
+"""The settings that `vitkit.start` considers for each task, and the measured figures that they are based on."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ class RecipeFigure(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is considered for a task, and the figures that this is based on."""
+    """The settings that are considered for a task, and the figures that they are based on."""
 
     sizes: dict[int, int]
     """Short sides of the validation images in pixels, the smallest first, each with the number of training steps that
@@ -48,11 +48,11 @@ class Recipe:
         return [size for size in self.sizes if size <= data.short_side] or [min(self.sizes)]
 
     def has_many_objects(self, data: OwnData) -> bool:
-        """Whether each class with training objects has as many as in the data of the figures, about."""
+        """Whether each class with training objects has about as many as in the data of the figures."""
         return self.objects_for_res3 is not None and data.fewest_objects >= self.objects_for_res3
 
     def expectation(self, network: Network, steps: int, step_minutes: float, data: OwnData) -> str:
-        """Return the figure with the most steps of at most `steps`, or else with the fewest, and its data.
+        """Return the figure with the most steps up to `steps`, or else with the fewest, and its data.
 
         Args:
             step_minutes: what a step takes on this machine.

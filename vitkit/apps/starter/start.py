@@ -1,4 +1,4 @@
-"""From images and annotations to a trained and evaluated model within a given time: `vitkit.start`."""
+"""`vitkit.start`: train and evaluate a model on images and annotations, within a given time."""
 
 import functools
 import math
@@ -84,7 +84,7 @@ class StartChoice:
 
 @dataclass(frozen=True)
 class StartRequest(TimedRequest):
-    """What the user asks for; see `start`."""
+    """The user's request; see `start`."""
 
     task: str
     images: Path
@@ -116,7 +116,7 @@ class StartRequest(TimedRequest):
 
 @dataclass(frozen=True)
 class Started:
-    """What `start` has made."""
+    """The results of `start`."""
 
     folder: Path
     """The folder with the config, the run and the report."""
@@ -209,7 +209,7 @@ def describe_network(config: Config) -> str:
 
 
 def print_expectation(request: StartRequest, data: OwnData, choice: StartChoice) -> None:
-    """Print what the recipe has reached in at most as many steps, and what these take on this machine."""
+    """Print the figure that the recipe reached in at most as many steps, and the time of these on this machine."""
     others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
     text = RECIPES[request.task].expectation(choice.network, choice.steps, choice.cost.minutes, data)
     print(f"expected  {others}{text}", flush=True)
@@ -227,7 +227,7 @@ def zero_shot_facts(name: str, found: TrainedModel, folder: Path, device: str) -
 
 
 def describe_score(metric: str | None, results: Iterable[Mapping[str, float]]) -> str:
-    """Return the best value of the metric that selects the best checkpoint, or why there is none."""
+    """Return the best value of the metric that selects the best checkpoint, or the reason why it has none."""
     if metric is None:
         return "no score, by train.best_metric=none"
     best = max((values[metric] for values in results if is_measured(values.get(metric))), default=None)
@@ -460,7 +460,7 @@ def _maps_of(backbone: str) -> list[str]:
 
 
 def check(path: Path, request: StartRequest) -> list[str]:
-    """Print what the doctor finds, of what is all right only the number.
+    """Print the doctor's issues, but only the number of checks that passed.
 
     Returns:
         how the user's own split leaks, which does not stop training, but makes the score too good.

@@ -47,7 +47,7 @@ BUSY_BELOW = 0.5
 
 
 class TimedRequest:
-    """What a user asks for, to be done within a time."""
+    """A user's request with a time limit."""
 
     hours: float
     """The wall-clock time for everything."""
@@ -84,7 +84,7 @@ def make_free_folder(path: Path) -> Path:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether there is nothing, or only an empty folder, such as a failed earlier start leaves behind."""
+    """Whether a path does not exist, or is an empty folder, such as a failed earlier start leaves behind."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
@@ -234,7 +234,7 @@ class Pace(Hook):
         return ASSUMED_SHARE * self.seconds if self.evaluation_seconds is None else self.evaluation_seconds
 
     def after_epoch(self, run: TrainRun) -> None:
-        """Compare the time that the other epochs will take with the time that there is."""
+        """Compare the time that the remaining epochs will take with the time that is left."""
         done = run.progress.epoch + 1
         left = run.settings.epochs - done
         if self._is_over or left == 0:
@@ -264,5 +264,5 @@ class Pace(Hook):
         return self._is_over
 
     def should_end(self, run: TrainRun) -> bool:
-        """Whether the time is over, or the run is to be planned again."""
+        """Whether the time is over, or the run has to be planned again."""
         return self._is_over or self.epochs is not None

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The checkpoint of the best evaluation, or of the last step if there is none."""
+        """The checkpoint of the best evaluation, or of the last step without one."""
         return next(self.path / name for name in (BEST_NAME, LAST_NAME) if (self.path / name).is_file())
 
     def load(self, *, device: str | torch.device = "cpu") -> Loaded:

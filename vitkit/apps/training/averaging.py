@@ -18,7 +18,7 @@ from vitkit.weights.transformers_folder import MODEL_ENTRIES
 
 
 def find_checkpoints(names: Sequence[str], last: int | None) -> list[Path]:
-    """Return the files that the names and patterns stand for; those of a pattern sorted by the numbers in their names.
+    """Return the files of names and patterns; those of a pattern are sorted by the numbers in their names.
 
     Raises:
         CheckpointError: a pattern matches no file, or a file is named twice.

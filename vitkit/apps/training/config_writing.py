@@ -47,7 +47,7 @@ def as_python(cfg: Config) -> str:
 
 
 def _lines(prefix: str, value: Any, indent: int, constants: Mapping[str, str]) -> list[str]:
-    """Return a value as lines: one if it fits, else what it holds, of which plain values share lines."""
+    """Return a value as lines: one if it fits, else its items, with plain values sharing lines."""
     text = f"{prefix}{_text(value, constants)},"
     if indent + len(text) <= _WIDTH or not isinstance(value, Mapping | list | tuple):
         return [" " * indent + text]
@@ -85,7 +85,7 @@ def _brackets(value: Mapping | list | tuple) -> tuple[str, str]:
 
 
 def _items(value: Mapping | list | tuple) -> list[tuple[str, Any]]:
-    """Return what a dict or list holds, each with what is written before it."""
+    """Return the items of a dict or list, each with the text that precedes it."""
     if isinstance(value, Mapping):
         are_names = _are_names(value)
         return [(f"{key}=" if are_names else f"{_text(key, {})}: ", item) for key, item in value.items()]
@@ -103,7 +103,7 @@ def _holds_dicts(value: Any) -> bool:
 
 
 def _fill(texts: Sequence[str], indent: int) -> list[str]:
-    """Return texts, with commas, in lines of as many as fit."""
+    """Fill lines with texts, separated by commas."""
     lines = []
     for text in texts:
         if lines and len(lines[-1]) + len(text) + 2 <= _WIDTH:
@@ -114,7 +114,7 @@ def _fill(texts: Sequence[str], indent: int) -> list[str]:
 
 
 def _repeated_lists(cfg: Mapping[str, Any]) -> dict[str, list]:
-    """Return the long lists of plain values that occur more than once, by a name: the first key that has one."""
+    """Return the long lists of plain values that occur more than once, by the first key that has one."""
     repeated, seen = {}, []
     for key, value in _lists_in(cfg):
         if len(_text(value, {})) > _WIDTH:

@@ -218,7 +218,7 @@ def score_run(
 
 
 def _came_from(results: Path, record: Path, weights: Path, digest: str) -> bool:
-    """Return whether results are those of weights with this checksum."""
+    """Return whether results come from weights with this checksum."""
     if not record.is_file():
         return results.stat().st_mtime >= weights.stat().st_mtime
     with suppress(OSError, ValueError, AttributeError):  # a damaged record is of no weights

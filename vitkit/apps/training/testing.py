@@ -162,8 +162,8 @@ def _predict_all(
 def _reference_criterion(
     config: Mapping[str, Any], device: torch.device, prediction_files: PredictionFiles | None
 ) -> Criterion:
-    """Return the criterion of a model that writes text, which measures the likelihood of the references. An exported
-    model has none, as it can only generate.
+    """Return the criterion of a text model, which measures the likelihood of the references. An exported model has
+    none, as it can only generate.
 
     Raises:
         ConfigError: the evaluation of a killed run is to be resumed.

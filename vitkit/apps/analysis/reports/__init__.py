@@ -1,1 +1,1 @@
-"""What the models that vitkit finds by name cost: `vitkit.analyze`, and tables of all backbones."""
+"""Costs of the models that vitkit finds by name: `vitkit.analyze`, and tables of all backbones."""

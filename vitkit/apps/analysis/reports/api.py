@@ -1,4 +1,4 @@
-"""`vitkit.analyze`: what a model costs by part, and the memory of its attention matrices and its training."""
+"""`vitkit.analyze`: the cost of a model by part, and the memory of its attention matrices and its training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -44,7 +44,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class ImageCosts(Counted):
-    """What a model of images or clips costs."""
+    """The costs of a model of images or clips."""
 
     parts: dict[str, dict[str, float]]
     """Part -> its numbers: parameters in "total" and "trainable", "macs", and where they were measured "seconds",
@@ -187,7 +187,7 @@ def analyze(
 def _rows_of_parts(
     module: nn.Module, depth: int, counted: Macs | None, *, shape: tuple[int, ...], repeats: int, device: str
 ) -> dict[str, dict[str, float]]:
-    """Return what each part of a model costs, of those that cost something, see `ImageCosts.parts`.
+    """Return the cost of each part of a model, without those that cost nothing; see `ImageCosts.parts`.
 
     Args:
         counted: the MACs; None: they are not counted.
@@ -293,7 +293,7 @@ def step_memory(
 
 
 def _example_prompts(module: nn.Module, batch_size: int, device: str) -> dict[str, Any]:
-    """Return the inputs of prompts for a model that takes some; nothing for others."""
+    """Return example prompts as inputs for a text-prompted model; nothing for others."""
     if not isinstance(module, Model) or "text" not in module.takes:
         return {}
     return Batch(module.example_prompts(batch_size), []).to(device).inputs

@@ -1,4 +1,4 @@
-"""What all backbones cost beside their published figures, and what clip backbones cost by frames and crop size."""
+"""Costs of all backbones beside their published figures, and of clip backbones by frames and crop size."""
 
 import fnmatch
 import re
@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 def variants(pattern: str = "*") -> list[str]:
-    """Return the registered variants, which are names other than those of classes, that match a pattern.
+    """Return the registered variants, names other than those of classes, that match a pattern.
 
     Raises:
         ConfigError: no variant matches.
@@ -52,7 +52,7 @@ def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
 
 
 def clip_costs(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what clip backbones cost by the number of frames and the crop size; see `clip_cost`."""
+    """Yield the costs of clip backbones by the number of frames and the crop size; see `clip_cost`."""
     for name in names:
         for change, sizes in CLIPS.items():
             for frames, crop in sizes:

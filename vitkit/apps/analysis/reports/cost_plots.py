@@ -1,4 +1,4 @@
-"""Plot what models cost."""
+"""Plots of models' costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`vitkit analyze --cka`: how alike the layers of a model are, to each other and to those of another."""
+"""`vitkit analyze --cka`: similarity of the layers of a model to each other and to those of another."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class Similarities:
 
 @dataclass(frozen=True)
 class _Network:
-    """A network and how it takes images."""
+    """A network and the preparation of its images."""
 
     label: str
     module: nn.Module
@@ -149,7 +149,7 @@ def _find(
 
 
 class _Batches:
-    """Images that can be read, in batches of about equal sizes."""
+    """The readable images of a source, in batches of about equal sizes."""
 
     def __init__(self, images: Any, batch_size: int):
         inputs = find_images(images)

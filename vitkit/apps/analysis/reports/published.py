@@ -16,5 +16,5 @@ def read_published() -> dict[str, dict[str, Any]]:
 
 
 def zoo_entry(name: str) -> dict[str, Any]:
-    """Return the entry of the model zoo with a backbone's published weights; {} if there is none."""
+    """Return the entry of the model zoo with a backbone's published weights; {} without one."""
     return model_zoo.index().get(read_published().get(name, {}).get("weights"), {})

@@ -1,4 +1,4 @@
-"""Plot how alike layers are."""
+"""Heat maps of the similarity of layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ class Subject:
 
     @property
     def default_classes(self) -> int | None:
-        """The number of classes that a model has only by default; None if it is known or the model has none."""
+        """The default number of classes of a model; None if its classes are known or it has none."""
         if self.found is None or self.classes is not None:
             return None
         constructor, arguments = MODELS.resolve(self.config["model"])
@@ -68,7 +68,7 @@ class Subject:
         return None if parameter is None or "num_classes" in arguments else parameter.default
 
     def of_images(self, option: str) -> "Subject":
-        """Return the model itself if it takes images.
+        """Return this subject if it takes images.
 
         Raises:
             ConfigError: it takes text; the message says that `option` does not apply.

@@ -1,4 +1,4 @@
-"""What text models cost, by part and by the length of texts."""
+"""Costs of text models by part and by the length of texts."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +90,7 @@ def without_onednn() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TextCosts:
-    """What a text model costs."""
+    """The costs of a text model."""
 
     model: str
     lengths: list[int]

@@ -1,4 +1,4 @@
-"""What a page shows of each kind of evaluator: a file per kind, which registers its functions in `base`."""
+"""The pages of each kind of evaluator: a file per kind, which registers its functions in `base`."""
 
 from vitkit.apps.report.pages import captions, classification, coco, panoptic, semantic, text
 from vitkit.apps.report.pages.base import extra_values, prediction_image, report_sections

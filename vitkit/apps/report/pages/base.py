@@ -1,4 +1,4 @@
-"""Chooses by the class of an evaluator what a page shows of it; the page of evaluators that have none of their own.
+"""Choose the page of an evaluator by its class; the default page of other evaluators.
 
 A subclass has the page of its base. To give an evaluator a page of its own, register a function for its class:
 
@@ -47,7 +47,7 @@ def extra_values(evaluator: Evaluator) -> dict[str, float]:
 
 @singledispatch
 def prediction_image(evaluator: Evaluator, index: int) -> Image:
-    """Return how a comparison shows the prediction for a sample of the dataset; by default only the sample's image.
+    """Return the image that a comparison shows of the prediction for a sample; by default only the sample's image.
 
     Args:
         index: index into the dataset.

@@ -1,4 +1,4 @@
-"""What the pages of semantic and of panoptic maps share: where maps are wrong, and which classes are confused."""
+"""Shared parts of the pages of semantic and panoptic maps: images of errors, and confusions of classes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -35,7 +35,7 @@ def goal_table(ablation: Ablation, curves: Curves, rows: Sequence[Row]) -> list[
 
 
 def goal_of(ablation: Ablation, curves: Curves) -> float | None:
-    """Return the mean over seeds that the curves are to reach; None: it has not been run."""
+    """Return the goal of the curves, a mean over seeds; None if it has not been run."""
     if ablation.goal is None:
         return None
     curve, x = ablation.goal

@@ -157,7 +157,7 @@ def plot_frontier(fitted: FittedScalingLaw, runs: np.ndarray, metric: str, path:
 
 
 def _is_earlier(ablation: Ablation, row: Row) -> bool:
-    """Whether a run had other settings than its arm has now."""
+    """Whether a run had different settings from its arm's current ones."""
     return not set(train_command(ablation, row["arm"], ())) <= set(shlex.split(row["command"]))
 
 

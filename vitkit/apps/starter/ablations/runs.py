@@ -88,7 +88,7 @@ def run_all(
 
 
 def all_rows(out: Path, name: str) -> list[Row]:
-    """Return the rows of a set's results, and of its shards; of an arm with a seed that is there twice the first."""
+    """Return the rows of a set's results, and of its shards; duplicates of an arm and a seed are left out."""
     files = [out / f"{name}.json", *sorted(out.glob(f"{glob.escape(name)}.*-of-*.json"))]
     rows: dict[tuple[str, int], Row] = {}
     for row in itertools.chain.from_iterable(map(read_rows, files)):
@@ -151,7 +151,8 @@ def run_arm(
 
 
 def pretraining_minutes(config: Mapping[str, Any]) -> float | None:
-    """Return the processor minutes of the run that the backbone's weights come from; None: they are of no run."""
+    """Return the processor minutes of the run that the backbone's weights come from; None if they are not from a
+    run."""
     backbone = config["model"].get("backbone")
     weights = backbone.get("pretrained") if isinstance(backbone, Mapping) else None
     log = Path(weights) / LOG_NAME if isinstance(weights, str) else None

@@ -111,7 +111,7 @@ def train_command(ablation: Ablation, arm: str, overrides: Sequence[str]) -> lis
 
 
 def check_names(ablation: Ablation, arms: Sequence[str], name: str) -> None:
-    """Raise a ConfigError if an arm is not one of a set, whose file has this name."""
+    """Raise a ConfigError if an arm is not in a set, whose file has this name."""
     for arm in arms:
         if arm not in ablation.arms:
             raise ConfigError(f"--arms: no arm {arm!r} in {name}. {nearest(arm, ablation.arms)}")
