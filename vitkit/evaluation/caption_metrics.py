@@ -47,19 +47,12 @@ def tokenize_caption(text: str) -> list[str]:
     return [token for token in _TOKEN.findall(_CLITIC.sub(r" \1", text)) if token not in _PUNCTUATION]
 
 
-def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> list[float]:
-    """Return BLEU-1 to BLEU-4 of a corpus (Papineni et al. 2002), in 0..1.
-
-    An n-gram counts at most as often as it occurs in the reference that has it most. The brevity penalty compares with
-    the reference nearest in length, the shorter one of two. There is no smoothing: without a matching n-gram the score
-    is 0.
-    """
-    return bleu_of_counts(bleu_counts(candidates, references).sum(axis=0)[None])[0].tolist()
-
-
 def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
     """Return the counts of each candidate, (N, 10): matching n-grams of 1 to 4 tokens, all such n-grams, tokens, and
-    the reference's tokens."""
+    the tokens of the reference nearest in length, the shorter one of two.
+
+    An n-gram counts at most as often as it occurs in the reference that has it most.
+    """
     counts = np.zeros((len(candidates), 2 * MAX_N + 2))
     for row, candidate, image_references in zip(counts, candidates, references, strict=True):
         max_counts: Counts = Counter()
@@ -74,7 +67,8 @@ def bleu_counts(candidates: Sequence[Tokens], references: Sequence[Sequence[Toke
 
 
 def bleu_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return BLEU-1 to BLEU-4, (R, 4), of corpora from the sums of their candidates' `bleu_counts`, (R, 10)."""
+    """Return BLEU-1 to BLEU-4 (Papineni et al. 2002), (R, 4) in 0..1, of corpora from the sums of their candidates'
+    `bleu_counts`, (R, 10), without smoothing."""
     matched, proposed, (length, reference_length) = counts[:, :MAX_N], counts[:, MAX_N : 2 * MAX_N], counts[:, -2:].T
     brevity = np.minimum(0.0, 1 - reference_length / np.maximum(length, 1))
     precisions = np.divide(matched, proposed, out=np.zeros(matched.shape), where=proposed > 0)

@@ -121,7 +121,8 @@ class TextEvaluator(SampleEvaluator):
     def _score(self, name: str, sentences: Sequence[_StoredText]) -> float:
         if name == "exact_match":
             return sum(map(self._is_exact, sentences)) / len(sentences)
-        return _corpus_score(self._corpus_metrics[name], sentences)
+        texts = [sentence.text for sentence in sentences]
+        return self._corpus_metrics[name].corpus_score(texts, _references_by_number(sentences)).score
 
     def _is_exact(self, sentence: _StoredText) -> bool:
         if self.lowercase:
@@ -290,10 +291,6 @@ def perplexity(nll: float) -> float:
 def _require_all(predictions: Mapping[int, Any], dataset: Sized) -> None:
     if len(predictions) != len(dataset):
         raise DataError(f"{len(predictions)} of the dataset's {len(dataset)} sentences were predicted; expected all.")
-
-
-def _corpus_score(metric: sacrebleu.BLEU | sacrebleu.CHRF, sentences: Sequence[_StoredText]) -> float:
-    return metric.corpus_score([sentence.text for sentence in sentences], _references_by_number(sentences)).score
 
 
 def _references_by_number(sentences: Sequence[_StoredText]) -> list[list[str | None]]:

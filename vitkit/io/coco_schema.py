@@ -300,11 +300,6 @@ class IssueCounts:
         return sorted(self._first.values(), key=lambda issue: (self._order[issue.field], issue.position))
 
 
-def bad_box_issues(content: Mapping[str, Any]) -> list[FileIssue]:
-    """Find the boxes without an area inside their image, in a file that has no `detection_issues`."""
-    return AnnotationChecks(content).bad_box_issues(content["annotations"])
-
-
 def segmentation_issues(content: Mapping[str, Any], *, required: bool) -> list[FileIssue]:
     """Check the segmentations of a file that has no `detection_issues`; `required` as in `AnnotationChecks`."""
     return AnnotationChecks(content).segmentation_issues(content["annotations"], required=required)

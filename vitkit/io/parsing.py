@@ -94,7 +94,7 @@ def read_yaml(path: Path) -> Any:
             deeply.
     """
     # A class may be called "no", "1.50" or "2001-01-01"; the other loaders would change these names.
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
     try:
         if path.stat().st_size > _MAX_YAML:
             raise DataError(f"annotations: '{path}' has more than {_MAX_YAML} bytes; expected a small YAML file.")

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ def share(array: np.ndarray) -> np.ndarray:
     array = np.ascontiguousarray(array)
     # Not in /dev/shm, as PyTorch's shared tensors are: containers often limit it to 64 MB, of which COCO's annotations
     # take 42. Systems other than Linux get a file that is already deleted.
-    file = os.memfd_create("vitkit") if hasattr(os, "memfd_create") else _open_deleted_file()
+    file = os.memfd_create("vitkit") if sys.platform == "linux" else _open_deleted_file()
     os.ftruncate(file, array.nbytes)
     with mmap.mmap(file, array.nbytes) as memory:
         np.frombuffer(memory, np.uint8)[:] = array.reshape(-1).view(np.uint8)

@@ -1,6 +1,5 @@
 """Video files and folders of frames, read by frame number with only the requested frames in memory."""
 
-import errno
 import os
 import re
 from collections import deque
@@ -177,9 +176,7 @@ class VideoFile:
         self._file.seek(0)
         try:
             self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
-        except ValueError as error:
-            if getattr(error, "errno", None) != errno.EINVAL:
-                raise
+        except av.error.ArgumentError as error:
             raise ValueError(
                 f"its content is of none of the formats {', '.join(FORMATS)}; playlists are not read"
             ) from error

@@ -11,7 +11,7 @@ import numpy as np
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
-from vitkit.io.coco_schema import bad_box_issues, is_box
+from vitkit.io.coco_schema import AnnotationChecks, is_box
 from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
 from vitkit.io.segmentations import round_pixels
@@ -200,7 +200,7 @@ def fix_classes(data: AnnotatedImages) -> int:
 
 def fix_empty(data: AnnotatedImages) -> int:
     """Remove boxes without an area inside their image; return the number removed."""
-    removed = {issue.position for issue in bad_box_issues(data.content)}
+    removed = {issue.position for issue in AnnotationChecks(data.content).bad_box_issues(data.annotations)}
     data.annotations[:] = [annotation for k, annotation in enumerate(data.annotations) if k not in removed]
     return len(removed)
 

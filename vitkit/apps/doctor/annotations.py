@@ -16,7 +16,7 @@ from vitkit.apps.datasets.fixing import format_issues, similar_classes
 from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.data.datasets.coco_file import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
-from vitkit.io.coco_schema import FileIssue, bad_box_issues, segmentation_issues
+from vitkit.io.coco_schema import AnnotationChecks, FileIssue, segmentation_issues
 from vitkit.io.segmentations import encode_segmentation, object_area
 from vitkit.text_format import pluralize
 
@@ -87,7 +87,8 @@ class CheckedDetectionFile:
     @cached_property
     def bad_boxes(self) -> dict[int, FileIssue]:
         """Boxes without an area in their image, by the index of their annotation."""
-        return {file_issue.position: file_issue for file_issue in bad_box_issues(self.content)}
+        issues = AnnotationChecks(self.content).bad_box_issues(self.content["annotations"])
+        return {file_issue.position: file_issue for file_issue in issues}
 
     @cached_property
     def usable(self) -> list[Mapping[str, Any]]:

@@ -31,11 +31,6 @@ class ClassFile(NamedTuple):
     """The pixel value that has no class, or None if the file does not state it."""
 
 
-def read_class_file(path: str | Path) -> dict[int, str]:
-    """Read the name of each class by pixel value (or number); see `parse_class_file`."""
-    return parse_class_file(path).names
-
-
 def parse_class_file(path: str | Path) -> ClassFile:
     """Read the names and, if the file has them, the colors of classes.
 

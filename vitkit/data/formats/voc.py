@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
-from vitkit.data.formats.class_files import read_class_file
+from vitkit.data.formats.class_files import parse_class_file
 from vitkit.errors import DataError
 from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, one_form
 from vitkit.io.parsing import coordinate, read_xml
@@ -143,7 +143,7 @@ def _number(element: ElementTree.Element, tag: str, path: Path, default: float |
 def _listed_classes(folder: Path) -> list[str]:
     files = (parent / name for parent in (folder.parent, folder) for name in ("classes.txt", "labels.txt"))
     file = next((file for file in files if file.is_file()), None)
-    return list(read_class_file(file).values()) if file else []
+    return list(parse_class_file(file).names.values()) if file else []
 
 
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
-from vitkit.data.formats.class_files import read_class_file
+from vitkit.data.formats.class_files import parse_class_file
 from vitkit.errors import DataError
 from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, is_hidden, one_form
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, read_yaml
@@ -229,7 +229,7 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
     if names is None:
         files = (location / name for location in (folder, folder.parent) for name in _NAME_FILES)
         file = next((file for file in files if file.is_file()), None)
-        return read_class_file(file) if file else {}
+        return parse_class_file(file).names if file else {}
     pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
     context = f"'{folder}': names of the classes"
     numbered = {class_number(key, f"{context}: a key"): class_name(v, f"{context}: {key!r:.50}") for key, v in pairs}

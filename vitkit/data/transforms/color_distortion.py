@@ -68,15 +68,16 @@ class ColorDistortion(A.ImageOnlyTransform):
         """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
         check_rgb(img, "ColorDistortion")
         levels = np.arange(256, dtype=np.float32)
-        img = cv2.LUT(img, _levels((levels + shift).clip(0, 255) * (contrast if contrast_first else 1)))
+        img = cv2.LUT(img, to_levels((levels + shift).clip(0, 255) * (contrast if contrast_first else 1)))
         if saturation != 1 or rotation:
             # OpenCV stores the hue in units of two degrees, so that a full turn fits into a byte.
             hues = (levels + rotation / 2) % 180
-            tables = np.stack([_levels(hues), _levels(levels * saturation), _levels(levels)], axis=1)
+            tables = np.stack([to_levels(hues), to_levels(levels * saturation), to_levels(levels)], axis=1)
             hsv = cv2.LUT(cv2.cvtColor(img, cv2.COLOR_RGB2HSV), tables[None])
             img = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
-        return img if contrast_first else cv2.LUT(img, _levels(levels * contrast))
+        return img if contrast_first else cv2.LUT(img, to_levels(levels * contrast))
 
 
-def _levels(values: np.ndarray) -> np.ndarray:
+def to_levels(values: np.ndarray) -> np.ndarray:
+    """Return uint8 values, the nearest below in 0..255."""
     return values.clip(0, 255).astype(np.uint8)

@@ -187,7 +187,8 @@ def paste_objects(
         chosen: (N,) bool, the objects of `other` to paste.
     """
     size = sample.image.shape[:2]
-    pasted = _place(_with_objects(other, chosen), size, (0, 0), visibility)
+    other = other._replace(**_objects_of(other).select(chosen)._asdict())
+    pasted = _place(other, size, (0, 0), visibility)
     if not len(pasted.labels):
         return sample
     covered = pasted.masks.any(axis=0)
@@ -216,10 +217,6 @@ def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibilit
 
 def _objects_of(sample: AnnotatedImage) -> _Objects:
     return _Objects(sample.boxes_xyxy, sample.labels, sample.masks)
-
-
-def _with_objects(sample: AnnotatedImage, rows: np.ndarray) -> AnnotatedImage:
-    return sample._replace(**_objects_of(sample).select(rows)._asdict())
 
 
 def _join(image: np.ndarray, parts: list[_Objects]) -> AnnotatedImage:

@@ -10,6 +10,7 @@ import numpy as np
 from albumentations.core.type_definitions import Targets
 
 from vitkit.data.transforms.annotated_image import check_rgb
+from vitkit.data.transforms.color_distortion import to_levels
 from vitkit.data.transforms.crops import pad_image
 from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.registry import ALBUMENTATIONS
@@ -251,11 +252,11 @@ class PhotometricDistort(A.ImageOnlyTransform):
 
         def scale_contrast(images: list[np.ndarray]) -> list[np.ndarray]:
             mean = float(cv2.transform(images[-1], _GRAY).mean())
-            table = _levels(contrast * levels + (1 - contrast) * mean)
+            table = to_levels(contrast * levels + (1 - contrast) * mean)
             return [cv2.LUT(image, table) for image in images]
 
         if brightness != 1:
-            images = [cv2.LUT(image, _levels(brightness * levels)) for image in images]
+            images = [cv2.LUT(image, to_levels(brightness * levels)) for image in images]
         if contrast != 1 and contrast_first:
             images = scale_contrast(images)
         if saturation != 1:
@@ -275,7 +276,3 @@ def _rotate_hue(image: np.ndarray, turns: float) -> np.ndarray:
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)  # a full turn is 256 levels
     hsv[..., 0] += np.uint8(round(256 * turns) % 256)
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
-
-
-def _levels(values: np.ndarray) -> np.ndarray:
-    return values.clip(0, 255).astype(np.uint8)
