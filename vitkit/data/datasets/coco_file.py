@@ -19,7 +19,7 @@ from vitkit.data.formats.exporters import (
     has_text_id,
     read_exporters_fields,
 )
-from vitkit.data.formats.sizes import fit_images, fit_sizes
+from vitkit.data.formats.sizes import fit_images
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.coco_schema import (
     AnnotationChecks,
@@ -111,7 +111,11 @@ class AnnotationSource:
             if self.images is not None and self.split in (None, "all") and not is_labelme:
                 notes = [*read_exporters_fields(content), *find_listed_files(content, self.images)]
                 if isinstance(content, dict) and {*map(type, map(content.get, ("images", "annotations")))} == {list}:
-                    notes += fit_sizes(content, self.images, measure_all=False, strict=False).notes
+                    scaling = fit_images(
+                        content["images"], self.images, lambda: content["annotations"], measure_all=False, strict=False
+                    )
+                    scaling.apply(content["annotations"])
+                    notes += scaling.notes
                 for note in notes if log else ():
                     logger.warning("%s: %s", self.annotations, note)
                 return Unchecked("coco", content, self.images, lambda: notes, lambda: iter([content["annotations"]]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.detecting import FORMATS, detect_format
-from vitkit.data.formats.sizes import fit_sizes
+from vitkit.data.formats.sizes import fit_images
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues, segmentation_issues
 from vitkit.io.image_files import MAX_PIXELS, check_inside
@@ -37,7 +37,7 @@ def read_annotations(
         format: one of FORMATS; None: detected from the files.
         check_segmentations: False if the caller checks them, because it can do without them or changes sizes first.
         check_sizes: whether an image whose file has another shape than annotated is an error; those of another scale
-            are always scaled, see `fit_sizes`.
+            are always scaled, see `fit_images`.
         measure_all: whether the size of every file is read, or only of some if there are many.
         allow_outside: whether file names may lead out of the folder of the images.
     Raises:
@@ -58,9 +58,12 @@ def read_annotations(
     check_inside(data.folder, (i["file_name"] for i in data.images), annotations.name, allow_outside=allow_outside)
     counts = Counter(annotation["image_id"] for annotation in data.annotations)
     check_count(max(counts.values(), default=0), f"'{annotations}'")
-    fit = fit_sizes(data.content, data.folder, measure_all=measure_all, strict=check_sizes)
-    data.notes += fit.notes
-    data.changed |= fit.scaled
+    scaling = fit_images(
+        data.images, data.folder, lambda: data.annotations, measure_all=measure_all, strict=check_sizes
+    )
+    scaling.apply(data.annotations)
+    data.notes += scaling.notes
+    data.changed.update(scaling.sizes)
     if check_segmentations:
         raise_issues(segmentation_issues(data.content, required=False), annotations.name)
         _check_run_lengths(data)

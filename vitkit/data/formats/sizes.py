@@ -34,35 +34,6 @@ MAX_FRACTION = 1.01
 """Boxes without a larger number are fractions of their images, which computing may round up."""
 
 
-class Fit(NamedTuple):
-    """What was changed to fit annotations to the image files."""
-
-    notes: list[str]
-    scaled: set[int]
-    """Ids of the images whose objects were scaled."""
-
-
-def fit_sizes(content: Mapping[str, Any], folder: Path, *, measure_all: bool = True, strict: bool = True) -> Fit:
-    """Scale the objects of images that were annotated at another size than their file's; change the content in place.
-
-    Files that cannot be read, and entries that are not as COCO defines them, are left to other checks.
-
-    Args:
-        content: `images` and `annotations` in COCO's format.
-        folder: folder of the images.
-        measure_all: whether to read the size of every file; otherwise of a large dataset only some are read, and the
-            others if one of these differs.
-        strict: whether sizes that differ by more than a scale are errors.
-    Raises:
-        DataError: an image was annotated with another shape than its file has.
-    """
-    scaling = fit_images(
-        content["images"], folder, lambda: content["annotations"], measure_all=measure_all, strict=strict
-    )
-    scaling.apply(content["annotations"])
-    return Fit(scaling.notes, {*scaling.sizes})
-
-
 class Scaling(NamedTuple):
     """How objects are scaled to fit the image files."""
 
@@ -87,11 +58,17 @@ def fit_images(
 ) -> Scaling:
     """Set the sizes of images to those of their files, in place, and find out which objects have to be scaled.
 
+    Files that cannot be read, and entries that are not as COCO defines them, are left to other checks.
+
     Args:
+        images: `images` in COCO's format.
+        folder: folder of the images.
         annotations: returns the annotations, which are only read if there is an image that may have to be scaled.
-        folder, measure_all, strict: see `fit_sizes`.
+        measure_all: whether to read the size of every file; otherwise of a large dataset only some are read, and the
+            others if one of these differs.
+        strict: whether sizes that differ by more than a scale are errors.
     Raises:
-        DataError: see `fit_sizes`.
+        DataError: an image was annotated with another shape than its file has.
     """
     images = [image for image in images if _is_measurable(image)]
     sampled = images
