@@ -38,7 +38,7 @@ from vitkit.text_format import pluralize
 from vitkit.tools.common import check_out, one_of, positive
 
 if TYPE_CHECKING:
-    from vitkit.tools.benchmark.timing import OnnxFromOutside, Options, Row
+    from vitkit.tools.benchmark.timing import Measurement, OnnxFromOutside, Options
 
 PARTS = {
     "detr": "models",
@@ -179,8 +179,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             importlib.import_module("vitkit.tools.benchmark.latency").check_options(make_options(args))
     except VitkitError as error:
         sys.exit(error_line(error))
-    rows: list[Row] = []
-    tables: dict[str, list[Row]] = {}
+    rows: list[Measurement] = []
+    tables: dict[str, list[Measurement]] = {}
     machine, header = describe_machine(args), None
     print(f"{machine}\n", flush=True)
     for part in parts:
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(error_line(error))
 
 
-def measure(part: str, args: argparse.Namespace, threads: int) -> list[Row]:
+def measure(part: str, args: argparse.Namespace, threads: int) -> list[Measurement]:
     """Measure one part in this process; return its rows."""
     import torch
 
@@ -259,7 +259,7 @@ def describe_machine(args: argparse.Namespace) -> str:
     return f"{hardware}; {args.precision}; {', '.join(versions)}; {clock}, medians of {args.repeats} rounds."
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
+def markdown_table(rows: Sequence[Measurement]) -> str:
     """Format the rows as a table in Markdown; those of the part "latency" have a column of published AP instead of
     memory."""
     has_ap = any(row.published_ap is not None for row in rows)

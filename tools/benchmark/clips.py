@@ -17,12 +17,12 @@ from vitkit.data.transforms.clips import ClipTrainTransforms
 from vitkit.io.video_files import open_video
 from vitkit.registry import BACKBONES
 from vitkit.tools.benchmark.models import import_transformers
-from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 _FRAME_RATE, _SECONDS = 30, 10
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure classifiers with 400 classes on one clip, without dropout and drop path, and then decoding of files."""
     rows = []
     families = {

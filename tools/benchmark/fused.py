@@ -17,7 +17,7 @@ from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.nn.transformer import TransformerEncoderLayer
 from vitkit.protocols.model import Model
-from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 MODELS = {
     "D-FINE-N": "dfine_n_coco",
@@ -31,7 +31,7 @@ _CHANNELS = 256
 """Channels of the convolution that has a model's number of operations."""
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure all models; `part` is the only one, "fused"."""
     rows = []
     for name, config in MODELS.items():
@@ -76,7 +76,7 @@ BUILDERS: dict[str, Callable[[str], Call]] = {
 }
 
 
-def shares(what: str, config: str, options: Options) -> list[Row]:
+def shares(what: str, config: str, options: Options) -> list[Measurement]:
     """Return the mean times of a fused model's parts; backbone, neck and head contain others."""
     model, times = random_model(config).fuse(), Counter()
     for name, module in model.named_modules():
@@ -88,7 +88,9 @@ def shares(what: str, config: str, options: Options) -> list[Row]:
     for _ in range(options.repeats):
         call()
     whole = times["all"]
-    return [Row(what, part, seconds / options.repeats, seconds / whole) for part, seconds in times.most_common()]
+    return [
+        Measurement(what, part, seconds / options.repeats, seconds / whole) for part, seconds in times.most_common()
+    ]
 
 
 def part_of(name: str, module: nn.Module) -> str:

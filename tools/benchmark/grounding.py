@@ -21,7 +21,7 @@ from vitkit.tools.benchmark.models import (
     freeze,
     import_transformers,
 )
-from vitkit.tools.benchmark.timing import Options, Row
+from vitkit.tools.benchmark.timing import Measurement, Options
 
 CLS, SEP, DOT, WORDS = 101, 102, 1012, (2000, 30000)
 """BERT's numbers of the ends of a prompt, of its separator, and of words: the first, and one after the last."""
@@ -105,7 +105,7 @@ FAMILIES = {
 }
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure both on each prompt and case."""
     return [
         row

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.kernels.local_relation import local_relation, plain
-from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 Shapes = tuple[tuple[int, int], ...]
 SHAPES_800X1066: Shapes = ((100, 134), (50, 67), (25, 34), (13, 17))
@@ -19,7 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ORIGINAL, OURS, LIMIT = "original: grid_sample per level", "vitkit", "everything read and written once"
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure an operator, forward only and with its backward."""
     return {"deformable": measure_deformable, "local_relation": measure_local_relation}[part](options)
 
@@ -53,7 +53,7 @@ class DeformableCase(NamedTuple):
         return f"deformable attention, {queries}, {passes}, batch {self.batch_size}"
 
 
-def measure_deformable(options: Options) -> list[Row]:
+def measure_deformable(options: Options) -> list[Measurement]:
     """Measure both formulations; on a GPU, for 800x1333 images, ours also as a fraction of the memory bandwidth."""
     rows = []
     for case in deformable_cases(options.device):
@@ -138,7 +138,7 @@ def least_bytes(case: DeformableCase, precision: str) -> int:
     return inputs + outputs + case.training * (2 * inputs + outputs)
 
 
-def measure_local_relation(options: Options) -> list[Row]:
+def measure_local_relation(options: Options) -> list[Measurement]:
     """Measure local relation and its definition, which stores every window in memory."""
     rows = []
     for training, passes in ((False, "forward"), (True, "forward and backward")):

@@ -36,7 +36,7 @@ from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.tools.benchmark.models import Case, import_transformers, step
 from vitkit.tools.benchmark.realtime import FAMILIES
-from vitkit.tools.benchmark.timing import Call, OnnxFromOutside, Options, Row, time_in_turn
+from vitkit.tools.benchmark.timing import Call, Measurement, OnnxFromOutside, Options, time_in_turn
 
 
 class Published(NamedTuple):
@@ -329,7 +329,7 @@ def check_options(options: Options) -> None:
         )
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure models and files from outside; `part` is the only one, "latency"."""
     forms, rows = choose_forms(options), []
     for batch_size in options.batch_sizes:
@@ -358,7 +358,7 @@ def measure(part: str, options: Options) -> list[Row]:
 
 def compare_forms(
     what: str, builders: Mapping[str, Callable[[], Call]], options: Options, *, published_ap: float | None, setting: str
-) -> list[Row]:
+) -> list[Measurement]:
     """Time a model's forms in turn; a form that cannot be built or run gets a row with the reason.
 
     The ratio is that to transformers' fastest form, where there is one.
@@ -381,8 +381,8 @@ def compare_forms(
     rows = []
     for name in builders:
         if name in reasons:
-            rows.append(Row(what, name, None, None, **about, note=reasons[name]))
+            rows.append(Measurement(what, name, None, None, **about, note=reasons[name]))
             continue
         ratio = fastest and statistics.median(a / b for a, b in zip(times[name], times[fastest]))
-        rows.append(Row(what, name, medians[name], ratio, **about))
+        rows.append(Measurement(what, name, medians[name], ratio, **about))
     return rows

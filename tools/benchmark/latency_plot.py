@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
 from vitkit.errors import DataError
-from vitkit.tools.benchmark.timing import Row
+from vitkit.tools.benchmark.timing import Measurement
 from vitkit.visualization.canvas import save_figure
 
 STYLES = {
@@ -30,7 +30,7 @@ _GAP = 0.045
 """The least distance between two names of models, as a fraction of the figure's height."""
 
 
-def plot_latencies(rows: Sequence[Row], out_path: str | Path, *, title: str) -> None:
+def plot_latencies(rows: Sequence[Measurement], out_path: str | Path, *, title: str) -> None:
     """Save a PNG with a panel for each setting: a line for each way to run the models, through those that no other one
     beats in both time and AP; the others are points.
 
@@ -64,7 +64,7 @@ def plot_latencies(rows: Sequence[Row], out_path: str | Path, *, title: str) -> 
     save_figure(figure, out_path, dpi=110)
 
 
-def _draw(axes: Axes, name: str, rows: Sequence[Row]) -> None:
+def _draw(axes: Axes, name: str, rows: Sequence[Measurement]) -> None:
     color, marker, line = STYLES[name]
     points = sorted((1e3 * row.seconds, row.published_ap) for row in rows)
     best: list[tuple[float, float]] = []  # with each slower model more accurate
@@ -78,7 +78,7 @@ def _draw(axes: Axes, name: str, rows: Sequence[Row]) -> None:
         axes.plot(*zip(*others), linestyle="", alpha=0.8, **style)
 
 
-def _name_models(axes: Axes, rows: Sequence[Row]) -> None:
+def _name_models(axes: Axes, rows: Sequence[Measurement]) -> None:
     """Write the models' names in a column at the right, each joined to its slowest point."""
     slowest: dict[str, tuple[float, float]] = {}
     for row in rows:

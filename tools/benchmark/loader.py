@@ -21,13 +21,13 @@ from vitkit.data.transforms.pipelines import DETRTrainTransforms
 from vitkit.errors import DataError
 from vitkit.io.image_files import read_image, to_tensor
 from vitkit.structures import Batch
-from vitkit.tools.benchmark.timing import Options, Row
+from vitkit.tools.benchmark.timing import Measurement, Options
 
 _SCALES = range(480, 801, 32)
 _BATCH_SIZE, _ROUNDS = 2, 3
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Time both pipelines on one core, three times over the images (at most 32), Pillow and torchvision first.
 
     Seconds are processor time per image, from decoding to the padded batch, as the median over all batches.
@@ -60,7 +60,7 @@ def measure(part: str, options: Options) -> list[Row]:
         cv2.setNumThreads(threads[1])
     medians = {name: statistics.median(values) for name, values in times.items()}
     first = next(iter(medians.values()))
-    return [Row("loading an image, one core", name, median, median / first) for name, median in medians.items()]
+    return [Measurement("loading an image, one core", name, median, median / first) for name, median in medians.items()]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
 from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, CRITERIA
-from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 TARGETS_PER_IMAGE = 7
 """The number of targets in an image, about COCO's mean."""
@@ -79,7 +79,7 @@ class Family(NamedTuple):
     gpu_cases: Sequence[Case] = ()
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure all contestants of a family, or of every backbone's family, on each case."""
     rows = []
     for name, family in BACKBONE_FAMILIES.items() if part == "backbones" else [("", FAMILIES[part])]:
@@ -88,7 +88,7 @@ def measure(part: str, options: Options) -> list[Row]:
     return rows
 
 
-def compare_family(family: Family, case: Case, options: Options, *, what: str) -> list[Row]:
+def compare_family(family: Family, case: Case, options: Options, *, what: str) -> list[Measurement]:
     """Measure all contestants of a family on a case."""
     return compare(what, {name: partial(step, family, name, case, options) for name in family.builders}, options)
 

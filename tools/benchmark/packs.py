@@ -18,13 +18,13 @@ from vitkit.errors import DataError
 from vitkit.io.image_files import read_image
 from vitkit.io.packs import mount
 from vitkit.tools.benchmark.loader import draw_photos
-from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 _NUM_IMAGES = 256
 _SETTINGS = ("VITKIT_CACHE", "VITKIT_CACHE_GB")
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Read and decode images (at most 256) in random order in one process; seconds are per image.
 
     All files are in the system's memory before, as are those of the server. "first epoch" begins with an empty cache.

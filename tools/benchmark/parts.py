@@ -20,7 +20,7 @@ from vitkit.engine.optimizers import parameter_groups
 from vitkit.registry import CRITERIA
 from vitkit.structures import UncompiledTargets
 from vitkit.tools.benchmark.models import Case, random_batch
-from vitkit.tools.benchmark.timing import Options, Row, seconds_of
+from vitkit.tools.benchmark.timing import Measurement, Options, seconds_of
 
 MODELS: dict[str, tuple[Callable[[], dict], int]] = {
     "D-FINE-N": (partial(dfine.config, "n"), 640),
@@ -107,7 +107,7 @@ class TimedStep:
         return {name: seconds[name] for name in PARTS}
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure the parts of each model's step."""
     rows = []
     for name, (make_config, side) in MODELS.items():
@@ -120,16 +120,16 @@ def measure(part: str, options: Options) -> list[Row]:
         for part_name in PARTS:
             shares = [seconds[part_name] / sum(seconds.values()) for seconds in rounds]
             seconds = statistics.median(seconds[part_name] for seconds in rounds)
-            rows.append(Row(what, part_name, seconds, statistics.median(shares)))
-        rows.append(Row(what, "whole step", whole, 1.0))
+            rows.append(Measurement(what, part_name, seconds, statistics.median(shares)))
+        rows.append(Measurement(what, "whole step", whole, 1.0))
         if options.device == "cuda":
             rows += gpu_rows(what, make_config, case, options)
     return rows
 
 
-def gpu_rows(what: str, make_config: Callable[[], dict], case: Case, options: Options) -> list[Row]:
+def gpu_rows(what: str, make_config: Callable[[], dict], case: Case, options: Options) -> list[Measurement]:
     """Return the step without waiting between its parts, the time in which the GPU computes, and compiled steps."""
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     variants = {"no waiting": (), "model compiled": ("model",), "model and criterion compiled": ("model", "criterion")}
     for name, compiled in variants.items():
         step = TimedStep(make_config, case, options, compiled=compiled)
@@ -139,6 +139,6 @@ def gpu_rows(what: str, make_config: Callable[[], dict], case: Case, options: Op
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             seconds_of(step, options)
         busy = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
-        rows.append(Row(what, name, seconds, seconds / reference))
-        rows.append(Row(what, f"{name}: GPU computes", busy, busy / seconds))
+        rows.append(Measurement(what, name, seconds, seconds / reference))
+        rows.append(Measurement(what, f"{name}: GPU computes", busy, busy / seconds))
     return rows

@@ -22,7 +22,7 @@ from vitkit.tools.benchmark.models import (
     import_transformers,
     vitkit_model,
 )
-from vitkit.tools.benchmark.timing import Options, Row
+from vitkit.tools.benchmark.timing import Measurement, Options
 
 RESNETS = {
     18: dict(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512]),
@@ -224,7 +224,7 @@ FAMILIES = {
 }
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure all contestants of a family on each case; see `models`."""
     families = {name: family for name, family in FAMILIES.items() if name.startswith(part)}
     return [

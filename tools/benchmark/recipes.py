@@ -23,7 +23,7 @@ from vitkit.data.loading.batch_augmentation import squash
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import build_dataset
 from vitkit.tools.benchmark.loader import boxes_of_image, jpegs
-from vitkit.tools.benchmark.timing import Options, Row
+from vitkit.tools.benchmark.timing import Measurement, Options
 
 _SIZE = 640
 _RECIPES = (
@@ -42,7 +42,7 @@ _EPOCH = 4
 """Of all epochs of DEIM's recipe, one with mosaics; that of the others does not matter while augmentation is strong."""
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Time a part over the images (at most 32), in turn, in processor time of one core; see `loader.measure`."""
     threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
@@ -73,7 +73,9 @@ def measure(part: str, options: Options) -> list[Row]:
         cv2.setNumThreads(threads[1])
 
 
-def _time(what: str, calls: Mapping[str, Callable[[int], None]], num_images: int, options: Options) -> list[Row]:
+def _time(
+    what: str, calls: Mapping[str, Callable[[int], None]], num_images: int, options: Options
+) -> list[Measurement]:
     """Time each call, which loads all images by a seed, in turn; the first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for seed in range(options.repeats + 1):
@@ -84,7 +86,7 @@ def _time(what: str, calls: Mapping[str, Callable[[int], None]], num_images: int
     times = {name: values[1:] for name, values in times.items()}
     first = next(iter(times.values()))
     ratios = {name: statistics.median(a / b for a, b in zip(values, first)) for name, values in times.items()}
-    return [Row(what, name, statistics.median(values), ratios[name]) for name, values in times.items()]
+    return [Measurement(what, name, statistics.median(values), ratios[name]) for name, values in times.items()]
 
 
 def _load(dataset: Any, square: int | None, seed: int) -> None:

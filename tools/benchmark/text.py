@@ -16,7 +16,7 @@ from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.seq2seq.transformer import Transformer
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.tools.benchmark.models import import_transformers
-from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 
 class TextCase(NamedTuple):
@@ -37,12 +37,12 @@ class TextCase(NamedTuple):
 BASE, BEAMS = TextCase(), (1, 4)
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Measure decoding or training."""
     return {"decoding": measure_decoding, "translation": measure_training}[part](options)
 
 
-def measure_decoding(options: Options, case: TextCase = BASE) -> list[Row]:
+def measure_decoding(options: Options, case: TextCase = BASE) -> list[Measurement]:
     """Time decoding with caches, transformers first; each model decodes exactly `target_length` tokens."""
     rows = []
     for beams in BEAMS:
@@ -56,7 +56,7 @@ def measure_decoding(options: Options, case: TextCase = BASE) -> list[Row]:
     return rows
 
 
-def measure_training(options: Options, case: TextCase = BASE) -> list[Row]:
+def measure_training(options: Options, case: TextCase = BASE) -> list[Measurement]:
     """Time a training step, torch.nn.Transformer first: forward, label-smoothed loss, backward, Adam."""
     builders = {
         "torch.nn.Transformer": partial(pytorch_training, case, options),

@@ -23,8 +23,8 @@ PAUSE = 0.1
 """Seconds before each call that is timed."""
 
 
-class Row(NamedTuple):
-    """One implementation of what is measured. Rows with the same `what` are compared with the first of them."""
+class Measurement(NamedTuple):
+    """Time and memory of one implementation; those with the same `what` are compared with the first of them."""
 
     what: str
     name: str
@@ -81,7 +81,7 @@ class Options:
         return autocast(torch.device(self.device), self.precision)
 
 
-def compare(what: str, builders: Mapping[str, Builder], options: Options, *, memory: bool = True) -> list[Row]:
+def compare(what: str, builders: Mapping[str, Builder], options: Options, *, memory: bool = True) -> list[Measurement]:
     """Time calls in turn (A B C A B C), so that other load on the machine affects all of them.
 
     Args:
@@ -95,7 +95,7 @@ def compare(what: str, builders: Mapping[str, Builder], options: Options, *, mem
         ratio = statistics.median(a / b for a, b in zip(seconds, reference))
         peak = peak_memory(builders[name], device=options.device) if memory and options.memory else None
         peak_ratio = peak and peak / (rows[0].peak_mib if rows else peak)
-        rows.append(Row(what, name, statistics.median(seconds), ratio, peak, peak_ratio))
+        rows.append(Measurement(what, name, statistics.median(seconds), ratio, peak, peak_ratio))
     return rows
 
 

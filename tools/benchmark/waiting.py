@@ -18,7 +18,7 @@ from vitkit.configs import detr_r50, dfine
 from vitkit.registry import DATASETS
 from vitkit.tools.benchmark.loader import boxes_of_image, draw_photos
 from vitkit.tools.benchmark.models import Case, Family, step, vitkit_model
-from vitkit.tools.benchmark.timing import Options, Row, compare
+from vitkit.tools.benchmark.timing import Measurement, Options, compare
 
 NUM_CLASSES = 80
 RECIPES: dict[str, tuple[Callable[[], dict], Case]] = {
@@ -28,7 +28,7 @@ RECIPES: dict[str, tuple[Callable[[], dict], Case]] = {
 """Name -> config, and the images of a GPU in a step; on a CPU there is one."""
 
 
-def measure(part: str, options: Options) -> list[Row]:
+def measure(part: str, options: Options) -> list[Measurement]:
     """Time each recipe; the ratio of the second row is the number of cores that load as fast as the device trains."""
     rows = []
     for name, (make_config, case) in RECIPES.items():
@@ -39,8 +39,8 @@ def measure(part: str, options: Options) -> list[Row]:
         call = partial(step, family, "vitkit", case, options)
         (trained,) = compare("", {"vitkit": call}, options, memory=False)
         seconds, loading = trained.seconds / case.batch_size, loading_seconds(make_config)
-        rows.append(Row(f"{name}, {case}", f"training, an image on {options.device}", seconds, 1.0))
-        rows.append(Row(f"{name}, {case}", "loading an image on one core", loading, loading / seconds))
+        rows.append(Measurement(f"{name}, {case}", f"training, an image on {options.device}", seconds, 1.0))
+        rows.append(Measurement(f"{name}, {case}", "loading an image on one core", loading, loading / seconds))
     return rows
 
 

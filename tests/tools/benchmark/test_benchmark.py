@@ -10,7 +10,7 @@ pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install
 from vitkit.errors import VitkitError
 from vitkit.tools.benchmark import __main__ as benchmark
 from vitkit.tools.benchmark import clips, timing
-from vitkit.tools.benchmark.timing import Options, Row, compare, peak_memory
+from vitkit.tools.benchmark.timing import Measurement, Options, compare, peak_memory
 
 
 def fill(mebibytes):
@@ -76,7 +76,7 @@ def test_unknown_part_is_refused(capsys):
 
 
 def test_table_names_each_group_once():
-    rows = [Row("inference", "a", 1.0, 1.0, 200.0, 1.0), Row("inference", "b", 0.05, 0.05)]
+    rows = [Measurement("inference", "a", 1.0, 1.0, 200.0, 1.0), Measurement("inference", "b", 0.05, 0.05)]
     assert benchmark.markdown_table(rows).splitlines()[2:] == [
         "| inference | a | 1000 ms | 1.00 | 200 MiB | 1.00 |",
         "|  | b | 50 ms | 0.050 |  |  |",
@@ -85,8 +85,8 @@ def test_table_names_each_group_once():
 
 def test_ratios_of_other_kinds_are_in_tables_of_their_own(tmp_path, monkeypatch, capsys):
     rows = {
-        "latency": [Row("N", "vitkit", 1.0, 0.8, published_ap=42.8)],
-        "local_relation": [Row("relation", "original", 1.0, 1.0), Row("relation", "vitkit", 0.5, 0.5)],
+        "latency": [Measurement("N", "vitkit", 1.0, 0.8, published_ap=42.8)],
+        "local_relation": [Measurement("relation", "original", 1.0, 1.0), Measurement("relation", "vitkit", 0.5, 0.5)],
     }
     monkeypatch.setattr(benchmark, "measure", lambda part, args, threads: rows[part])
     process = SimpleNamespace(submit=lambda function, *args: SimpleNamespace(result=lambda: function(*args)))

@@ -13,7 +13,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.tools.benchmark import __main__ as benchmark
 from vitkit.tools.benchmark import latency
 from vitkit.tools.benchmark.latency_plot import STYLES, plot_latencies
-from vitkit.tools.benchmark.timing import OnnxFromOutside, Options, Row
+from vitkit.tools.benchmark.timing import Measurement, OnnxFromOutside, Options
 
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as quickstart
@@ -179,12 +179,12 @@ def test_parts_may_follow_the_numbers_of_threads():
 
 
 ROWS = [
-    Row("D-FINE-N, 640x640", "vitkit", 0.1, 0.5, published_ap=42.8),
-    Row("D-FINE-N, 640x640", "transformers", 0.2, 1.0, published_ap=42.8),
-    Row("D-FINE-S, 640x640", "vitkit", 0.4, 0.8, published_ap=48.5),
-    Row("D-FINE-S, 640x640", "transformers", None, None, published_ap=48.5, note="an | error"),
-    Row("RF-DETR-N, 384x384", "vitkit", 0.45, None, published_ap=48.4),
-    Row("YOLO11n, 640x640", "file from outside, OpenVINO", 0.09, None, published_ap=39.5),
+    Measurement("D-FINE-N, 640x640", "vitkit", 0.1, 0.5, published_ap=42.8),
+    Measurement("D-FINE-N, 640x640", "transformers", 0.2, 1.0, published_ap=42.8),
+    Measurement("D-FINE-S, 640x640", "vitkit", 0.4, 0.8, published_ap=48.5),
+    Measurement("D-FINE-S, 640x640", "transformers", None, None, published_ap=48.5, note="an | error"),
+    Measurement("RF-DETR-N, 384x384", "vitkit", 0.45, None, published_ap=48.4),
+    Measurement("YOLO11n, 640x640", "file from outside, OpenVINO", 0.09, None, published_ap=39.5),
 ]
 
 
@@ -221,7 +221,7 @@ def test_rows_are_written_as_json_and_drawn_for_each_number_of_threads(tmp_path,
     assert measured == [("latency", 1), ("latency", 2)] and capsys.readouterr().out.count("COCO AP") == 1
     report = json.loads((tmp_path / "table.json").read_text())
     assert [row["setting"] for row in report["rows"]] == ["1 thread"] * 6 + ["2 threads"] * 6
-    assert Row(**report["rows"][0]) == ROWS[0]._replace(setting="1 thread") and report["machine"]
+    assert Measurement(**report["rows"][0]) == ROWS[0]._replace(setting="1 thread") and report["machine"]
     assert "| YOLO11n, 640x640, 2 threads |" in (tmp_path / "table.md").read_text()
     assert Image.open(tmp_path / "plot").width > 1500
 
