@@ -16,8 +16,8 @@ from vitkit import distributed
 from vitkit.apps.training.process_group import init_distributed
 from vitkit.config import load_config
 from vitkit.distributed import idle_devices, rank
-from vitkit.engine import alike, checkpointing
-from vitkit.engine.alike import check_same_data, check_same_start
+from vitkit.engine import checkpointing, consistency
+from vitkit.engine.consistency import check_same_data, check_same_start
 from vitkit.engine.parallel import state_of
 from vitkit.engine.run_folder import RunFolder
 from vitkit.engine.trainer import build_run
@@ -74,11 +74,11 @@ def ranks_that_differ(folder: Path) -> dict:
         "data": message_of(check_same_data, {"data.train": same, "data.val": own}),
         "same data": message_of(check_same_data, {"data.train": same}),
     }
-    own_time = alike.time
-    alike.time = SimpleNamespace(time=lambda: 1e9 + 3600 * is_other)
-    alike.__version__ = "0.0.1" if is_other else "0.2.0"
+    own_time = consistency.time
+    consistency.time = SimpleNamespace(time=lambda: 1e9 + 3600 * is_other)
+    consistency.__version__ = "0.0.1" if is_other else "0.2.0"
     results["same config"] = message_of(check_same_start, {"train": {}})
-    alike.time = own_time
+    consistency.time = own_time
     run(folder / "shards", "fsdp", epochs=1, sharded_checkpoints=True)
     if is_other:
 

@@ -28,7 +28,7 @@ from vitkit.distributed import (
     world_size,
 )
 from vitkit.engine import build, validation
-from vitkit.engine.alike import check_same_data, check_same_start
+from vitkit.engine.consistency import check_same_data, check_same_start
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
