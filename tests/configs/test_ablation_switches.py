@@ -162,7 +162,9 @@ def test_a_seeded_fraction_is_set_in_the_config():
     dataset = DATASETS.build(spec)
     assert np.array_equal(chosen[0], choose_fraction(40, 0.25, 1, dataset.image_classes()))
     assert np.array_equal(chosen[0], chosen[1]) and not np.array_equal(chosen[0], chosen[2])
-    assert len(DataSettings(train=spec | dict(fraction=0.25, fraction_seed=1), val=spec).evaluated("train")) == 40
+    assert (
+        len(DataSettings(train=spec | dict(fraction=0.25, fraction_seed=1), val=spec).evaluation_dataset("train")) == 40
+    )
     for wrong in (dict(fraction_seed=1), dict(fraction=0.5, fraction_seed=-1)):
         with pytest.raises(
             ConfigError, match=r"data\.train\.fraction_seed: got -?1; expected at least 0, and data\.train"

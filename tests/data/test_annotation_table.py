@@ -27,15 +27,15 @@ def test_table_lists_images_and_cannot_be_changed():
 
 def test_table_is_what_is_made_of_its_stored_fields():
     table = make_table(num_crowds=2)
-    again = AnnotationTable(**table.stored())
+    again = AnnotationTable(**table.to_dict())
     assert all(value is vars(again)[name] for name, value in vars(table).items()) and again.segmentations is None
 
 
 def test_shared_arrays_are_shared_once():
-    table = make_table().shared()
+    table = make_table().share()
     arrays = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
     assert len(arrays) == 7 and all(isinstance(array, SharedArray) for array in arrays)
-    assert table.shared().boxes_xyxy is table.boxes_xyxy and np.array_equal(table.labels, make_table().labels)
+    assert table.share().boxes_xyxy is table.boxes_xyxy and np.array_equal(table.labels, make_table().labels)
 
 
 def _sum(table, queue):
@@ -45,7 +45,7 @@ def _sum(table, queue):
 def test_started_process_maps_the_arrays_of_a_table():
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=_sum, args=(make_table().shared(), queue))
+    process = context.Process(target=_sum, args=(make_table().share(), queue))
     process.start()
     assert queue.get(timeout=60) == ("SharedArray", 66.0, ["a", "b"])
     process.join(60)

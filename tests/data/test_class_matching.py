@@ -141,7 +141,7 @@ def test_folder_of_classes_may_lack_one_in_val(tmp_path, empty_folder):
     _, val = build_datasets(data)
     assert val.classes == ["a", "b", "c"] and [val[k]["target"]["label"] for k in range(len(val))] == [1, 1, 2, 2]
     # Later the checkpoint says what the classes are.
-    alone = data.evaluated("val", {"classes": ["a", "b", "c"], "category_ids": ["a", "b", "c"]})
+    alone = data.evaluation_dataset("val", {"classes": ["a", "b", "c"], "category_ids": ["a", "b", "c"]})
     assert alone.classes == ["a", "b", "c"] and alone.label(0) == 1
     issues = diagnose(
         {"data": {s: {"type": "ImageFolder", "folder": str(tmp_path / s)} for s in ("train", "val")}},

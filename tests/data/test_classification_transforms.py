@@ -9,7 +9,11 @@ from PIL import Image
 
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.data.transforms.annotated_image import AnnotatedImage
-from vitkit.data.transforms.classification import ClassificationEvalTransforms, ClassificationTrainTransforms, seeded
+from vitkit.data.transforms.classification import (
+    ClassificationEvalTransforms,
+    ClassificationTrainTransforms,
+    seed_generators,
+)
 from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.errors import ConfigError
 from vitkit.losses.classification import ClassificationLoss
@@ -48,9 +52,9 @@ def test_augmentation_works_at_both_ends_of_its_range(magnitude, increasing):
 
 
 def test_without_a_seed_the_numbers_are_fresh():
-    with seeded(None):
+    with seed_generators(None):
         first = torch.rand(3)
-    with seeded(None):
+    with seed_generators(None):
         assert not torch.equal(first, torch.rand(3))
 
 

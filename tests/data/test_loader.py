@@ -155,12 +155,12 @@ def test_all_splits_are_evaluated_with_validation_transforms():
         val=dict(**world, split="val", transforms=resize),
         test=dict(**world, split="test"),
     )
-    assert settings.evaluated("train")[0]["image"].shape[-2:] == (64, 64)
+    assert settings.evaluation_dataset("train")[0]["image"].shape[-2:] == (64, 64)
     for split in ("train", "test"):
         stored = build_dataset(dict(**world, split=split)).load_image(0)
-        assert (settings.evaluated(split).load_image(0) == stored).all()
+        assert (settings.evaluation_dataset(split).load_image(0) == stored).all()
     with pytest.raises(ConfigError, match=r"data\.test: the config has none"):
-        DataSettings(train=world).evaluated("test")
+        DataSettings(train=world).evaluation_dataset("test")
 
 
 def test_automatic_workers_share_the_cores_of_the_machine(monkeypatch):

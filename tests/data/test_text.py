@@ -214,7 +214,7 @@ def test_a_fraction_of_lines_is_trained_on_and_makes_the_vocabulary(tmp_path):
         assert words == {f"Wort{k}" for k in chosen}
         assert dataset.location(0, 2) == f"{tmp_path / 'a.en'}, line {chosen[2] + 1}"
     assert trained[0.1] < trained[0.5] < trained[1.0]
-    assert len(settings.evaluated("train").sides[0]) == 40  # evaluation has all of them
+    assert len(settings.evaluation_dataset("train").sides[0]) == 40  # evaluation has all of them
     causal = dict(type="MonolingualText", file="{root}/a.de", vocabulary=dict(kind="char"), fraction=0.25)
     dataset = DataSettings(train=causal, root=str(tmp_path), tokens_per_gpu=20).dataset("train")
     assert [dataset[k]["target"]["text"] for k in range(10)] == [f"Wort{k}" for k in choose_fraction(40, 0.25)]

@@ -15,7 +15,7 @@ from torch import nn
 
 from vitkit.engine.checkpointing import LAST_NAME, Progress
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.failures import memory_explained, training_remedies
+from vitkit.engine.failures import explain_out_of_memory, training_remedies
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import Decision, StepGuard
 from vitkit.errors import TrainingError
@@ -143,7 +143,7 @@ def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path):
 
 
 def explained(batch, **settings):
-    return memory_explained(batch, partial(training_remedies, settings=TrainSettings(epochs=1, **settings)))
+    return explain_out_of_memory(batch, partial(training_remedies, settings=TrainSettings(epochs=1, **settings)))
 
 
 @pytest.mark.parametrize(

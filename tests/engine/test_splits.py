@@ -70,13 +70,13 @@ def test_a_split_has_the_transforms_of_validation_unless_it_sets_its_own(tmp_pat
     write_data(tmp_path)
     photos = dict(type="CocoDetection", images=str(tmp_path / "images"), annotations=str(tmp_path / "truth.json"))
     settings = DataSettings(**{"val": dict(**photos, transforms=RESIZE), split: photos})
-    assert settings.evaluated(split)[0]["target"]["image_size"] == (48, 64)
+    assert settings.evaluation_dataset(split)[0]["target"]["image_size"] == (48, 64)
     squashed = replace(settings, val=dict(**photos, transforms=dict(type="EvalResize", size=(64, 64))))
-    assert squashed.evaluated(split)[0]["target"]["image_size"] == (64, 64)
+    assert squashed.evaluation_dataset(split)[0]["target"]["image_size"] == (64, 64)
     if split == "test":
         assert settings.dataset("test")[0]["target"]["image_size"] == (48, 64)
         own = replace(settings, test=dict(**photos, transforms=dict(RESIZE, short_side=30)))
-        assert own.evaluated("test")[0]["target"]["image_size"] == (30, 40)
+        assert own.evaluation_dataset("test")[0]["target"]["image_size"] == (30, 40)
     # A dataset that takes no transforms, as those of text, is built as it is.
     words = DataSettings(val=dict(**photos, transforms=RESIZE), test=dict(type="NumberWords", num_pairs=3))
-    assert len(words.evaluated("test")) == 3
+    assert len(words.evaluation_dataset("test")) == 3

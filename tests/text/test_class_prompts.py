@@ -13,7 +13,7 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import match_classes
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols.dataset import Dataset
-from vitkit.text.class_prompts import Prompts, PromptStep, fitting
+from vitkit.text.class_prompts import Prompts, PromptStep, choose_fitting
 from vitkit.text.prompts import encode_phrases, join_prompts, spanned_tokens
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 
@@ -296,7 +296,7 @@ def test_joined_prompts_equal_those_of_all_phrases():
 
 
 def test_what_does_not_fit_makes_room_for_what_follows():
-    assert fitting(np.array([5, 4, 2, 3]), 8).tolist() == [True, False, True, False]
+    assert choose_fitting(np.array([5, 4, 2, 3]), 8).tolist() == [True, False, True, False]
 
 
 def loaded(dataset, *, workers, rank=0, world_size=1, skip=0):

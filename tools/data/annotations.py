@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.apps.datasets.contents import count_classes, summarize
-from vitkit.apps.datasets.writing import STAYING, WRITERS, Lost, left_out_lines
+from vitkit.apps.datasets.writing import STAYING, WRITERS, Lost, describe_left_out
 from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.errors import DataError
@@ -132,5 +132,5 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
 
 def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
     """Print each reason with the number of items that were left out, and the first names."""
-    for line in left_out_lines(left_out):
+    for line in describe_left_out(left_out):
         print(f"  {verb}: {line}")

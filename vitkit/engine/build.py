@@ -154,14 +154,14 @@ def build_model(
         ConfigError: the section is invalid.
     """
     if classes is None and not vocabularies:
-        return _built(spec)
+        return _build(spec)
     parameters = parameters_of(MODELS.resolve(spec)[0])
     if vocabularies:
         if "tokenizer" in parameters and isinstance(spec, Mapping):  # by name in the config
             stated = {name: value for name, value in spec.items() if name != "tokenizer"}
-            return _built(stated, tokenizer=vocabularies["target"])
+            return _build(stated, tokenizer=vocabularies["target"])
         named = {f"{side}_vocabulary": vocabulary for side, vocabulary in vocabularies.items()}
-        return _built(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
+        return _build(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
     classes = classes or ()
     stated = dict(spec) if isinstance(spec, Mapping) else {"type": spec}
     num_classes = stated.pop("num_classes", len(classes))
@@ -171,10 +171,10 @@ def build_model(
         same_classes = num_classes == len(classes)
         stated_things = stated.pop("things", None)
         arguments["things"] = list(things) if things is not None else stated_things if same_classes else None
-    return _built(stated, **arguments)
+    return _build(stated, **arguments)
 
 
-def _built(spec: Spec, **arguments: Any) -> Model:
+def _build(spec: Spec, **arguments: Any) -> Model:
     model: Model = MODELS.build(spec, **arguments)
     return model
 

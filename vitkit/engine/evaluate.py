@@ -12,7 +12,7 @@ from torch import nn
 from vitkit.devices import Precision, autocast, synchronize
 from vitkit.distributed import RatioMeter, accumulation_dtype, all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.contracts import check_losses, check_metrics, check_outputs
-from vitkit.engine.failures import evaluation_remedies, memory_explained
+from vitkit.engine.failures import evaluation_remedies, explain_out_of_memory
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols.criterion import Criterion
@@ -60,7 +60,7 @@ def evaluate(
         for batch in _batches(loader, model, generates=generates, precision=precision):
             batch = batch.to(device)
             started = _now(device) if seconds is not None else 0.0
-            with memory_explained(batch, remedies), autocast(device, precision):
+            with explain_out_of_memory(batch, remedies), autocast(device, precision):
                 outputs = None if generates and criterion is None else model(**batch.inputs)
                 if criterion is not None:
                     assert outputs is not None

@@ -14,7 +14,7 @@ _MAX_IMAGES = 8
 
 
 @contextmanager
-def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
+def explain_out_of_memory(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
     """Replace an out-of-memory error by one that describes the batch and how to use less memory.
 
     Raises:

@@ -62,7 +62,7 @@ def parameter_groups(
     """
     multipliers = dict(lr_multipliers or {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for message in unmatched_names(model, no_weight_decay=no_weight_decay, lr_multipliers=multipliers):
+    for message in describe_unmatched(model, no_weight_decay=no_weight_decay, lr_multipliers=multipliers):
         logger.warning("%s", message)
     if backbone_lr is not None:
         if lr == 0:
@@ -71,7 +71,7 @@ def parameter_groups(
     by_layer = {}
     if layer_decay is not None:
         by_layer = layer_factors(model, layer_decay, layer_decay_rule, full_rate_blocks)
-    undecayed = _undecayed(model, parameters, no_weight_decay)
+    undecayed = _find_undecayed(model, parameters, no_weight_decay)
     groups: dict[tuple[float, float, bool], dict] = {}
     for name, parameter in parameters.items():
         factor = next((f for part, f in multipliers.items() if part in name), 1.0) * by_layer.get(name, 1.0)
@@ -128,7 +128,9 @@ def sgd(groups: Sequence[dict], *, lr: float, momentum: float = 0.9, nesterov: b
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-def _undecayed(model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]) -> set[str]:
+def _find_undecayed(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]
+) -> set[str]:
     """Return the names of the parameters without weight decay."""
     names = set()
     for item in no_weight_decay:
@@ -153,7 +155,7 @@ def _of_kind(model: nn.Module, parameters: Mapping[str, nn.Parameter], kind: str
     return {name for name, parameter in parameters.items() if id(parameter) in ids}
 
 
-def unmatched_names(
+def describe_unmatched(
     model: nn.Module, *, no_weight_decay: Sequence[str] = (), lr_multipliers: Mapping[str, float] | None = None
 ) -> list[str]:
     """Return a message for each name in these options of `parameter_groups` that matches no trainable parameter."""

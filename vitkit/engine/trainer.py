@@ -28,8 +28,8 @@ from vitkit.distributed import (
     world_size,
 )
 from vitkit.engine import build, validation
-from vitkit.engine.consistency import check_same_data, check_same_start
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
+from vitkit.engine.consistency import check_same_data, check_same_start
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
 from vitkit.engine.lora import LoRARun
@@ -119,7 +119,7 @@ def run_training(
             print_line(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
             raise
         if is_main():
-            with validation.failed_drawing_reported(folder.path / "curves.png"):
+            with validation.report_failed_drawing(folder.path / "curves.png"):
                 plot_curves(folder.path)
             written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
             print_line(f"done: {', '.join(written)} are in {folder.path}")

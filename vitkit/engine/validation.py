@@ -101,7 +101,7 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
         from vitkit.visualization.predictions import draw_predictions  # only the main process draws
 
         path = run.run_dir / "predictions.png"
-        with failed_drawing_reported(path):
+        with report_failed_drawing(path):
             # Without a correct prediction there is no threshold: the best of each image show what the model does.
             shown = thresholds or ScoreThresholds(0.0)
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=shown)
@@ -127,7 +127,7 @@ def merge_views(predictions: Sequence[dict], targets: Sequence[dict]) -> list[tu
 
 
 @contextmanager
-def failed_drawing_reported(path: Path) -> Iterator[None]:
+def report_failed_drawing(path: Path) -> Iterator[None]:
     """Report a figure that cannot be drawn, e.g. because the disk is full or the log was not written, and continue."""
     try:
         yield

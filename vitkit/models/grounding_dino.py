@@ -122,14 +122,14 @@ class GroundingDINO(TextPrompted, Detector):
             DataError: a text is not a prompt; see `vitkit.text.prompts`.
         """
         prompts = [tuple(split_phrases(text)) for text in texts]
-        vocabulary = self._known_vocabulary()
+        vocabulary = self._require_vocabulary()
         encoded = {phrases: encode_phrases(vocabulary, phrases, max_tokens=None) for phrases in set(prompts)}
         return collate_prompts([encoded[phrases] for phrases in prompts])
 
     def _tokenize_caption(self, caption: Caption) -> EncodedCaption:
-        return encode_caption(self._known_vocabulary(), caption.text, max_tokens=self.max_tokens)
+        return encode_caption(self._require_vocabulary(), caption.text, max_tokens=self.max_tokens)
 
-    def _known_vocabulary(self) -> Vocabulary:
+    def _require_vocabulary(self) -> Vocabulary:
         if self.vocabulary is None:
             raise ConfigError(
                 "GroundingDINO has no vocabulary to read a text with. Set model.tokenizer to bert-base-uncased or "
@@ -142,7 +142,7 @@ class GroundingDINO(TextPrompted, Detector):
         captions = [(self._tokenize_caption(text), text.threshold)] if isinstance(text, Caption) else None
         prompt = self.tokenize([text]) if captions is None else collate_prompts([captions[0][0].prompt])
         split_prompts(prompt, max_tokens=self.max_tokens)
-        vocabulary = self._known_vocabulary()
+        vocabulary = self._require_vocabulary()
         ids = {number: index for index, number in reversed(list(enumerate(vocabulary.numbers)))}
         return TextReading(
             split_phrases(text) if captions is None else [],
@@ -303,13 +303,15 @@ class GroundingDINO(TextPrompted, Detector):
         """Return the detections of each image, in pixels of the original image, labeled by their phrases' numbers; or
         with the words of a caption, see `name_objects`, in place of labels."""
         if "captions" in outputs:
-            return self._named(outputs, image_sizes)
+            return self._name_detections(outputs, image_sizes)
         results = in_pixels(self.detections(outputs), image_sizes)
         counts = (outputs["phrase_ids"].amax(1) + 1).tolist()
         kept = [result["labels"] < count for result, count in zip(results, counts)]
         return [{name: value[rows] for name, value in result.items()} for result, rows in zip(results, kept)]
 
-    def _named(self, outputs: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[PhraseDetections]:
+    def _name_detections(
+        self, outputs: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]]
+    ) -> list[PhraseDetections]:
         boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"].float()), image_sizes)
         results = []
         for logits, boxes, (caption, threshold) in zip(outputs["pred_logits"], boxes_xyxy, outputs["captions"]):

@@ -138,7 +138,7 @@ class Dataset(ABC):
 
     def located(self, index: int) -> Any:
         """Return the objects of one image in its stored size, and which phrases name them; for `GroundingEvaluator`,
-        see `vitkit.data.datasets.grounding.Located`."""
+        see `vitkit.data.datasets.grounding.GroundedObjects`."""
         self._lacks("regions that a text names")
 
     def references(self, index: int) -> Sequence[str]:

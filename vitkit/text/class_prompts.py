@@ -191,7 +191,7 @@ class PromptStep:
             others = np.arange(len(self._class_prompts))
         others = random.permutation(others)[:count]
         candidates = np.concatenate([shown, others])
-        return random.permutation(candidates[fitting(self._sizes[candidates], self.settings.max_tokens - 2)])
+        return random.permutation(candidates[choose_fitting(self._sizes[candidates], self.settings.max_tokens - 2)])
 
     def _of_phrases(self, target: DetectionTarget, where: str) -> tuple[DetectionTarget, EncodedPrompt]:
         target = dict(target)
@@ -209,7 +209,7 @@ class PromptStep:
             )
         kept = np.arange(len(phrases))
         if self.training:
-            kept = np.flatnonzero(fitting(np.array([len(prompt.tokens) - 2 for prompt in prompts]), limit - 2))
+            kept = np.flatnonzero(choose_fitting(np.array([len(prompt.tokens) - 2 for prompt in prompts]), limit - 2))
             if not len(kept):
                 raise DataError(
                     f"{where}: its phrase {phrases[0]!r:.100} has {len(prompts[0].tokens)} tokens; "
@@ -253,7 +253,7 @@ class PromptStep:
         return positive
 
 
-def fitting(sizes: np.ndarray, limit: int) -> np.ndarray:
+def choose_fitting(sizes: np.ndarray, limit: int) -> np.ndarray:
     """Return which of several sizes are taken, in their order, so that their sum keeps to the limit: (N,) bool."""
     taken, total = np.zeros(len(sizes), bool), 0
     for index, size in enumerate(sizes.tolist()):

@@ -142,10 +142,10 @@ def join_prompts(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
 def spanned_tokens(vocabulary: Vocabulary, phrase: str, spans: Iterable[tuple[int, int]]) -> list[bool]:
     """Return which tokens of a phrase have a character in one of the spans, [begin, end) of the text as it is given."""
 
-    def normalized(index: int) -> int:
+    def normalize(index: int) -> int:
         return len(normalize_text(f"{phrase[:index]}|")) - 1
 
-    ranges = [(normalized(begin), normalized(end)) for begin, end in spans]
+    ranges = [(normalize(begin), normalize(end)) for begin, end in spans]
     return [
         any(begin < token_end and token_begin < end for begin, end in ranges)
         for token_begin, token_end in vocabulary.token_spans(phrase)
@@ -250,7 +250,7 @@ def collate_prompts(prompts: Sequence[EncodedPrompt]) -> PromptTokens:
     """Return the prompts of a batch, padded to the longest."""
     length = max(len(prompt.tokens) for prompt in prompts)
 
-    def padded(rows: Iterable[list[Any]], value: int | bool) -> Tensor:
+    def pad(rows: Iterable[list[Any]], value: int | bool) -> Tensor:
         return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
-    return PromptTokens(*(padded(rows, value) for rows, value in zip(zip(*prompts), (PAD, -1, False))))
+    return PromptTokens(*(pad(rows, value) for rows, value in zip(zip(*prompts), (PAD, -1, False))))

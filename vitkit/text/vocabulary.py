@@ -231,13 +231,13 @@ class Vocabulary:
             pieces = self._pieces.encode(text, out_type=str)
             tokens = [part for piece in pieces for part in re.findall(f"{SPACE}?{_HIDDEN}|[^{_HIDDEN}]+", piece)]
             tokens = [token for token, after in zip(tokens, [*tokens[1:], ""]) if (token, after) != (SPACE, _HIDDEN)]
-        return [self.mask_id if token.lstrip(SPACE) == _HIDDEN else self._known_id(token) for token in tokens]
+        return [self.mask_id if token.lstrip(SPACE) == _HIDDEN else self._look_up(token) for token in tokens]
 
     def _check_has_mask(self) -> None:
         if self.mask_id is None:
             raise ConfigError(f"the vocabulary has no {MASK_TOKEN}; expected that of a masked language model.")
 
-    def _known_id(self, token: str) -> int:
+    def _look_up(self, token: str) -> int:
         """Return the id of a token; an unknown token is counted, and its id is UNK."""
         if token not in self._ids:
             self.unknown[token.replace(SPACE, "")] += 1

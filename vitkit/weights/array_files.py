@@ -12,7 +12,7 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 
 
-class _Unread:
+class _UnreadArray:
     """Placeholder for a numpy array or number in a PyTorch file."""
 
     # Weights contain neither, so nothing reads it.
@@ -25,7 +25,7 @@ class _Unread:
 
 
 def _stand_in(module: str, name: str) -> type:
-    return type(name, (_Unread,), {"__module__": module})
+    return type(name, (_UnreadArray,), {"__module__": module})
 
 
 SAFE_GLOBALS = [

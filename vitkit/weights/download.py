@@ -64,7 +64,7 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        with _locked(part):
+        with _hold(part):
             if path.is_file():  # another process has downloaded it in the meantime
                 _check(path, path, checksum, url)
                 return path
@@ -90,7 +90,7 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
 
 
 @contextmanager
-def _locked(part: Path) -> Iterator[None]:
+def _hold(part: Path) -> Iterator[None]:
     """Hold the unfinished download of a file for this process, after waiting for the one that is downloading it.
 
     The system releases the lock when a process ends, even by SIGKILL, so that its part can be continued. Where there

@@ -30,7 +30,7 @@ WITHOUT_EFFECT = (
 """How the names of settings begin that are not compared, unless the module declares them as hidden."""
 
 
-class _Difference(NamedTuple):
+class _SettingDifference(NamedTuple):
     key: str
     ours: Any
     theirs: Any
@@ -77,7 +77,7 @@ def check_hidden_settings(
 
 def _differences(
     model: nn.Module, spec: Any, checkpoint: Mapping[str, Any], zoo_name: str | None
-) -> Iterator[_Difference]:
+) -> Iterator[_SettingDifference]:
     trained = _trained_spec(checkpoint, zoo_name)
     for part, registry in PARTS.items():
         module = child(model, part)
@@ -88,7 +88,9 @@ def _differences(
         if not trained and isinstance(arguments, Namespace):
             for key in hidden.keys() & vars(arguments).keys():
                 if bool(vars(arguments)[key]) != hidden[key]:
-                    yield _Difference(f"model.{part}.{key}", hidden[key], bool(vars(arguments)[key]), is_hidden=True)
+                    yield _SettingDifference(
+                        f"model.{part}.{key}", hidden[key], bool(vars(arguments)[key]), is_hidden=True
+                    )
             continue
         try:
             build, theirs = registry.resolve(trained[part])
@@ -104,7 +106,7 @@ def _differences(
         for key in {**ours, **theirs} if spec is not None else hidden:
             values = ours.get(key, defaults.get(key)), theirs.get(key, defaults.get(key))
             if values[0] != values[1]:
-                yield _Difference(f"model.{part}.{key}", *values, is_hidden=key in hidden)
+                yield _SettingDifference(f"model.{part}.{key}", *values, is_hidden=key in hidden)
 
 
 def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mapping[str, Any]:

@@ -158,7 +158,7 @@ def load_weights(
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
     state = _without_unused(model, state, expected, report)
-    state = _fitting_entries(report, model, state, expected, origin, strict=strict, partial=partial)
+    state = _keep_fitting(report, model, state, expected, origin, strict=strict, partial=partial)
     check_hidden_settings(model, checkpoint, name, spec=spec, zoo_name=zoo_name, only_start=new_class_head)
     model.load_state_dict(state, strict=False)
     report.loaded = list(state)
@@ -208,7 +208,7 @@ def _check_model(
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
 
 
-def _fitting_entries(
+def _keep_fitting(
     report: LoadReport,
     model: nn.Module,
     state: dict[str, Tensor],

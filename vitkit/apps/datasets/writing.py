@@ -577,7 +577,7 @@ def writing_text(path: Path, *, below: Path) -> Iterator[TextIO]:
             yield file
 
 
-def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+def describe_left_out(left_out: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe what was left out: for each reason the number of items, and the first names."""
     lines = []
     for reason, names in left_out.items():

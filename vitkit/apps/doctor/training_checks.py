@@ -22,7 +22,7 @@ from vitkit.data.loading.batch_augmentation import Squares, squash
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.devices import autocast
 from vitkit.engine.build import build_criterion
-from vitkit.engine.optimizers import unmatched_names
+from vitkit.engine.optimizers import describe_unmatched
 from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
@@ -285,7 +285,7 @@ def parameter_names(case: DoctorCase) -> Iterator[Issue]:
     if model is None or not isinstance(optimizer, Mapping):
         return
     options = {key: optimizer[key] for key in ("no_weight_decay", "lr_multipliers") if optimizer.get(key)}
-    for message in unmatched_names(model, **options):
+    for message in describe_unmatched(model, **options):
         yield Issue("parameter names", "warn", message, "optimizer")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from vitkit.apps.datasets.writing import NUM_SHOWN, WRITERS, left_out_lines, writing_text
+from vitkit.apps.datasets.writing import NUM_SHOWN, WRITERS, describe_left_out, writing_text
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation
@@ -37,7 +37,7 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
     else:
         lost = _FirstNames()
         written = WRITERS[format](data, target, lost)
-        for line in left_out_lines(lost):
+        for line in describe_left_out(lost):
             print(f"  lost: {line}")
     order = target / "review_order.txt"
     with writing_text(order, below=folder) as file:

@@ -61,7 +61,7 @@ def check_labels(
     config, weights = (find_model if results else find_trained)(model, weights, overrides=overrides, trust=trust)
     config = Config({**config, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
     require(config, "data")
-    dataset = DataSettings(**config["data"]).evaluated(split)
+    dataset = DataSettings(**config["data"]).evaluation_dataset(split)
     if "objects" not in dataset.annotations:
         raise ConfigError(f"data.{split}: {type(dataset).__name__} has no boxes, whose labels this command judges.")
     if results:

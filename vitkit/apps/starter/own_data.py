@@ -12,10 +12,10 @@ import numpy as np
 
 from vitkit.apps.datasets.contents import count_classes, summarize
 from vitkit.apps.datasets.splitting import split_dataset
-from vitkit.apps.datasets.writing import left_out_lines, link_image, write_coco
+from vitkit.apps.datasets.writing import describe_left_out, link_image, write_coco
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
-from vitkit.data.datasets.semantic import paired_files
+from vitkit.data.datasets.semantic import pair_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
 from vitkit.errors import DataError
@@ -124,7 +124,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     if labels is None:
         raise DataError(f"'{images}': also give the folder of the label images.")
     suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
-    pairs = paired_files(images, labels, **suffixes)
+    pairs = pair_files(images, labels, **suffixes)
     names = list(pairs)
     class_file = find_class_file(labels)
     named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
@@ -248,7 +248,7 @@ def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> 
     """Print the notes about the data, and what was left out of them."""
     for note in dict.fromkeys(notes):
         print(f"  note: {note}")
-    for line in left_out_lines(left_out):
+    for line in describe_left_out(left_out):
         print(f"  left out: {line}")
 
 

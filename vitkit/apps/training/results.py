@@ -181,7 +181,7 @@ def score_results(
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
     require(config, "data.val" if split == "val" else "data", "evaluator")
-    dataset = DataSettings(**config["data"]).evaluated(split, None if weights is None else weights.metadata)
+    dataset = DataSettings(**config["data"]).evaluation_dataset(split, None if weights is None else weights.metadata)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     evaluator.load_results(results)
     evaluator.compute()

@@ -104,7 +104,7 @@ def evaluate_model(
     if tiling is not None:
         return _evaluate_tiles(config, located, device, tiling, split, prediction_files, runtime)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
-    dataset = data.evaluated(split, located.metadata)
+    dataset = data.evaluation_dataset(split, located.metadata)
     vocabularies = use_saved_vocabularies(dataset, located.metadata, str(located), config["model"])
     built = build_model_for(config, dataset, vocabularies)
     with first_rank_first():
@@ -195,7 +195,7 @@ def _evaluate_tiles(
     Raises:
         ConfigError: the dataset has no images, or the model's predictions cannot be merged.
     """
-    dataset = DataSettings(**config["data"]).evaluated(split, weights.metadata)
+    dataset = DataSettings(**config["data"]).evaluation_dataset(split, weights.metadata)
     if not dataset.has_images:
         raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
     precision = _precision(config, device)

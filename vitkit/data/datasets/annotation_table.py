@@ -27,12 +27,12 @@ class ImageTable:
     sizes: np.ndarray
     """(N, 2) int64, height and width in pixels."""
 
-    def shared(self: Table) -> Table:
+    def share(self: Table) -> Table:
         """Return the table with its arrays in memory that processes share; those that already are stay as they are."""
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return replace(self, **{name: share(array) for name, array in arrays.items()})
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields, arrays and values of JSON, as `load_or_build_arrays` and the constructor take them."""
         return {**vars(self)}
 

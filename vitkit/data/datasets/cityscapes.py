@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
-from vitkit.data.datasets.semantic import paired_files
+from vitkit.data.datasets.semantic import pair_files
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import read_header, read_label_map
@@ -66,7 +66,7 @@ class CityscapesPanoptic(SegmentationDataset):
             dict(id=value, name=name, isthing=name in things) for name, value in zip(classes, values, strict=True)
         ]
         super().__init__(categories, task=task, transforms=transforms)
-        pairs = paired_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix).values()
+        pairs = pair_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix).values()
         self._images = [f"{images}/{pair.image}" for pair in pairs]
         self._labels = [f"{labels}/{pair.labels}" for pair in pairs]
         self.image_ids = np.arange(len(pairs))

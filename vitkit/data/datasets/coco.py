@@ -88,11 +88,11 @@ class CocoDetection(ListedObjects):
             images = Path(images)
         self._source = AnnotationSource(self.annotation_file, images, format, split, names, first)
         self._is_large = self._source.is_json() and self.annotation_file.stat().st_size >= MIN_BYTES
-        stored = {**self._stored("objects", lambda: self._read_table(allow_outside))}
+        stored = {**self._build_or_read("objects", lambda: self._read_table(allow_outside))}
         for level, message in stored.pop("messages"):
             logger.log(level, message)
         self.store = ImageStore(stored.pop("folder"))
-        self.table = AnnotationTable(**stored).shared()
+        self.table = AnnotationTable(**stored).share()
         if not self.store.has(self.file_name(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
@@ -110,7 +110,7 @@ class CocoDetection(ListedObjects):
             raw: None if label < 0 else category_ids[label]
             for raw, label in zip(self._id_of_raw or self.category_ids, labels.tolist())
         }
-        self.table = self.table.with_classes(classes, category_ids, labels).shared()
+        self.table = self.table.with_classes(classes, category_ids, labels).share()
 
     @staticmethod
     def _issues(content: dict[str, Any]) -> list[FileIssue]:
@@ -127,7 +127,7 @@ class CocoDetection(ListedObjects):
             check=self._issues,
         )
 
-    def _stored(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _build_or_read(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what `build` makes of the annotations; of a large file, what any process has made of it."""
         if not self._is_large:
             return build()
@@ -155,7 +155,7 @@ class CocoDetection(ListedObjects):
         messages.append((logging.INFO, text))
         if wrong := file.wrong_segmentation:
             messages.append((logging.WARNING, f"{name}: {wrong.count} invalid masks are ignored, such as: {wrong}"))
-        return {**table.stored(), "folder": str(file.folder), "messages": messages}
+        return {**table.to_dict(), "folder": str(file.folder), "messages": messages}
 
     def load_annotated(self, index: int) -> AnnotatedImage:
         image, table = self.load_image(index), self.table
@@ -217,7 +217,9 @@ class CocoDetection(ListedObjects):
             DataError: see the constructor.
         """
         if self._truth is None:
-            self._truth = {name: share(array) for name, array in self._stored("ground truth", self._read_truth).items()}
+            self._truth = {
+                name: share(array) for name, array in self._build_or_read("ground truth", self._read_truth).items()
+            }
         with pause_gc():
             (content,), *parts = read_lists(**self._truth)
             annotations = [*chain.from_iterable(parts)]

@@ -36,7 +36,7 @@ _SENTENCE = re.compile(r"[^\s.?](?:[^.?]*[^\s.?])?")
 """A part of a caption between the marks that end a phrase of a prompt."""
 
 
-class Located(NamedTuple):
+class GroundedObjects(NamedTuple):
     """What evaluation reads of an image: its objects, each of which belongs to a region."""
 
     boxes_xyxy: np.ndarray
@@ -121,7 +121,7 @@ class GroundingDataset(ListedObjects):
         )
         self.store = ImageStore(images)
         drop = bad_boxes == "drop"
-        self.table = self._read_table(source, names, first, drop=drop, allow_outside=allow_outside).shared()
+        self.table = self._read_table(source, names, first, drop=drop, allow_outside=allow_outside).share()
         if not self.store.has(self.file_name(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
@@ -227,7 +227,7 @@ class GroundingDataset(ListedObjects):
         pairs = np.unique(np.stack([images, self.table.labels], axis=1)[shows_classes], axis=0)
         return pairs[:, 0], pairs[:, 1]
 
-    def located(self, index: int) -> Located:
+    def located(self, index: int) -> GroundedObjects:
         """Return the objects of a caption, for `GroundingEvaluator`.
 
         Raises:
@@ -240,7 +240,7 @@ class GroundingDataset(ListedObjects):
                 "Evaluate by CocoEvaluator, with the dataset CocoDetection, which reads these lines."
             )
         rows = slice(self.table.offsets[index], self.table.offsets[index + 1])
-        return Located(self.table.boxes_xyxy[rows], np.array(text[2], np.int64), text[1] is None)
+        return GroundedObjects(self.table.boxes_xyxy[rows], np.array(text[2], np.int64), text[1] is None)
 
 
 def _has_area(box: list[float], image: GroundedImage, *, drop: bool) -> bool:

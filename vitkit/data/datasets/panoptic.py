@@ -89,7 +89,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
             names = (entry["file_name"] for entry in listed)
             check_inside(folder, names, self.annotation_file.name, allow_outside=allow_outside)
         self.store = ImageStore(images)
-        self.table = self._make_table(content["images"], entries).shared()
+        self.table = self._make_table(content["images"], entries).share()
         labels, is_crowd = self.table.labels, self.table.is_crowd
         usable = labels >= 0 if task == "semantic" else (labels >= 0) & ~is_crowd
         self.num_objects = int(usable.sum())

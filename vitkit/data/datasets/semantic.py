@@ -91,7 +91,7 @@ class SemanticFolder(BaseImageDataset):
         self.category_ids = list(range(first, first + len(classes))) if values is None else list(values)
         self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
         self._label_of_value = self._label_table()
-        self._files = paired_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
+        self._files = pair_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         self.image_ids = list(self._files)
         if names is not None:
             self.image_ids = _choose(self.image_ids, names, images)
@@ -207,7 +207,7 @@ class Pair(NamedTuple):
     labels: str
 
 
-def paired_files(
+def pair_files(
     images: str | Path, labels: str | Path, *, image_suffix: str | None, label_suffix: str | None
 ) -> dict[str, Pair]:
     """List the images that have label maps, by id, sorted; an id is the path below `images` without `image_suffix`.

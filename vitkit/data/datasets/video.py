@@ -233,7 +233,7 @@ class VideoList(ListedVideos):
         sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         check_inside(folder, names, Path(list_file).name, allow_outside=allow_outside)
-        self.list_files(folder, *_existing(folder, names, labels, Path(list_file).name, on_missing))
+        self.list_files(folder, *_keep_existing(folder, names, labels, Path(list_file).name, on_missing))
 
 
 def _lines(path: str | Path, key: str) -> list[tuple[int, str]]:
@@ -331,7 +331,7 @@ class SomethingSomething(ListedVideos):
         check_inside(folder, ids, Path(annotations).name)
         stems = {Path(entry).stem: entry for entry in sorted(os.listdir(folder), reverse=True) if not is_hidden(entry)}
         names = [stems.get(video_id, video_id) for video_id in ids]
-        self.list_files(folder, *_existing(folder, names, video_labels, Path(annotations).name, on_missing))
+        self.list_files(folder, *_keep_existing(folder, names, video_labels, Path(annotations).name, on_missing))
 
 
 def _read_classes(path: str | Path) -> list[str]:
@@ -348,7 +348,7 @@ def _read_classes(path: str | Path) -> list[str]:
     return [numbers[label] for label in range(len(numbers))]
 
 
-def _existing(
+def _keep_existing(
     folder: str | Path, names: Sequence[str], labels: Sequence[int], source: str, on_missing: OnMissing
 ) -> tuple[list[str], list[int]]:
     """Return the names that exist and their labels; listing every folder once is faster than checking every file."""

@@ -75,7 +75,7 @@ def read_annotations(
             f"all {len(data.annotations)} objects are crowd regions (iscrowd: 1), which are not trained on; "
             "`--fix crowds` makes them objects"
         )
-    data.notes += _shared_images(data)
+    data.notes += _describe_shared_images(data)
     if outside := data.outside():
         count = len(outside)
         lie = "1 object lies outside its image:" if count == 1 else f"{count} objects lie outside their images, such as"
@@ -83,7 +83,7 @@ def read_annotations(
     return data
 
 
-def _shared_images(data: AnnotatedImages) -> list[str]:
+def _describe_shared_images(data: AnnotatedImages) -> list[str]:
     """Describe images that are in two splits, and files that stand for several images."""
     notes = []
     names = {image["id"]: image["file_name"] for image in data.images}

@@ -84,7 +84,7 @@ class AnnotatedImages:
             self.categories.append({"id": self._ids[name], "name": name})
         return self._ids[name]
 
-    def stripped_name(self, text: str, context: str) -> str:
+    def strip_name(self, text: str, context: str) -> str:
         """Return a class's name without the blanks around it, which are recorded; those of indented XML are not.
 
         Args:

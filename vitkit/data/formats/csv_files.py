@@ -78,7 +78,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.add_to_split(image["id"], split)
         if box is None:
             continue
-        label = data.stripped_name(label, f"{path.name} line {number}: the class")
+        label = data.strip_name(label, f"{path.name} line {number}: the class")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
         box = [min(value, 1.0) for value in box] if fractions else box
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))

@@ -39,7 +39,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("cvat", annotations, files.folder)
     for label in root.iterfind("meta//labels/label/name"):
-        data.category_id(data.stripped_name(label.text or "", f"annotations: '{path}': the name of a label"))
+        data.category_id(data.strip_name(label.text or "", f"annotations: '{path}': the name of a label"))
     entries: dict[str, dict[str, Any]] = {}
     for element in root.iterfind("image"):
         listed = element.get("name", "")
@@ -78,7 +78,7 @@ def _add_shape(data: AnnotatedImages, image: Mapping[str, Any], shape: ElementTr
     if fields is None:
         data.leave_out(f"shapes of type {shape.tag[:50]}", f"{image['file_name']}")
         return
-    label = data.stripped_name(shape.get("label") or "", f"annotations: '{path}': the label of a {shape.tag}")
+    label = data.strip_name(shape.get("label") or "", f"annotations: '{path}': the label of a {shape.tag}")
     flags = {"occluded": 1} if shape.get("occluded") == "1" else {}
     data.add_object(image["id"], label, **fields, **flags)
 

@@ -91,7 +91,9 @@ def read_odvg(path: Path, label_map: Mapping[int, str] | None = None) -> Iterato
                 name, width, height, None, [_instance(value, label_map, where) for value in parts], where
             )
         else:
-            yield GroundedImage(name, width, height, *_captioned(entry.get("caption"), parts, agreement, where), where)
+            yield GroundedImage(
+                name, width, height, *_read_caption(entry.get("caption"), parts, agreement, where), where
+            )
     agreement.check()
 
 
@@ -112,7 +114,7 @@ def _instance(entry: Mapping[str, Any], label_map: Mapping[int, str] | None, whe
     return Region([_corners(entry.get("bbox"), where)], name, label=label)
 
 
-def _captioned(
+def _read_caption(
     caption: Any, entries: list[Mapping[str, Any]], agreement: "_Agreement", where: str
 ) -> tuple[str, list[Region]]:
     """Return the caption of a line of ODVG, and its regions."""

@@ -33,7 +33,7 @@ _MAX_CLASSES = 1024
 """Maximum number of classes in one label image; each takes a pass over the image."""
 
 
-class _Object(NamedTuple):
+class _MapObject(NamedTuple):
     """An object in a label image."""
 
     value: int
@@ -159,7 +159,7 @@ def _read_values(path: Path) -> np.ndarray:
     return colors_to_ids(read_label_colors(path))
 
 
-def _objects(numbers: np.ndarray) -> Iterator[_Object]:
+def _objects(numbers: np.ndarray) -> Iterator[_MapObject]:
     """Yield the pixels of each number above 0 in (H, W) numbers, as an object whose value is the number."""
     flat = numbers.T.ravel()
     # Sorting finds all objects at once, where comparing with each number takes minutes for thousands of them. A small
@@ -169,20 +169,20 @@ def _objects(numbers: np.ndarray) -> Iterator[_Object]:
     present, starts = np.unique(flat[order], return_index=True)
     for number, indices in zip(present.tolist(), np.split(order, starts[1:])):
         if number > 0:
-            yield _Object(number, indices)
+            yield _MapObject(number, indices)
 
 
-def _instances(values: np.ndarray) -> Iterator[_Object]:
+def _instances(values: np.ndarray) -> Iterator[_MapObject]:
     """Yield each instance; its class is 0 where the value does not encode one."""
     has_classes = values.dtype == np.uint16 and values.max() >= CLASS_FACTOR
     for value, indices in _objects(values):
         if not has_classes:
-            yield _Object(0, indices)
+            yield _MapObject(0, indices)
         elif value >= CLASS_FACTOR:  # lower values are classes without instances
-            yield _Object(value // CLASS_FACTOR, indices)
+            yield _MapObject(value // CLASS_FACTOR, indices)
 
 
-def _regions(values: np.ndarray, *, connected: bool) -> Iterator[_Object]:
+def _regions(values: np.ndarray, *, connected: bool) -> Iterator[_MapObject]:
     """Yield each connected region, or each class."""
     for value in np.unique(values).tolist():
         if value != IGNORE_INDEX:

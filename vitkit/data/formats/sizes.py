@@ -78,8 +78,14 @@ def fit_images(
     if files and len(sampled) < len(images):
         files = _other_sizes(images, folder)
     by_id = {image["id"]: image for image in images if image["id"] in files}
-    sizes = {id_: (_listed(by_id[id_]), size) for id_, size in files.items() if is_scaled(_listed(by_id[id_]), size)}
-    others = [image for id_, image in by_id.items() if id_ not in sizes and files[id_] != _listed(image)[::-1]]
+    sizes = {
+        id_: (_read_listed_size(by_id[id_]), size)
+        for id_, size in files.items()
+        if is_scaled(_read_listed_size(by_id[id_]), size)
+    }
+    others = [
+        image for id_, image in by_id.items() if id_ not in sizes and files[id_] != _read_listed_size(image)[::-1]
+    ]
     if strict and others:
         raise DataError(size_difference(others[0], files[others[0]["id"]], len(others)))
     if not sizes:
@@ -102,7 +108,7 @@ def _sizes_of(annotation: Any, sizes: Mapping[int, Any]) -> Any:
 
 def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
     """Raise DataError unless an image has the annotated size; `size` is the file's (width, height)."""
-    if size != _listed(image):
+    if size != _read_listed_size(image):
         raise DataError(size_difference(image, size))
 
 
@@ -113,7 +119,7 @@ def size_difference(image: Mapping[str, Any], size: tuple[int, int], count: int 
         count: number of images with such differences.
     """
     more = f", and {count - 1} more images differ" if count > 1 else ""
-    if size == _listed(image)[::-1]:
+    if size == _read_listed_size(image)[::-1]:
         return f"{two_sizes(image, size)}{more}. Fix it: vitkit data convert … --fix sizes"
     return (
         f"{two_sizes(image, size)}{more}: one is not the other at another scale, so nothing tells where the objects "
@@ -136,7 +142,7 @@ def _is_measurable(image: Any) -> bool:
     return type(image.get("id")) is int and is_side(image.get("width")) and is_side(image.get("height"))
 
 
-def _listed(image: Mapping[str, Any]) -> tuple[int, int]:
+def _read_listed_size(image: Mapping[str, Any]) -> tuple[int, int]:
     return image["width"], image["height"]
 
 
@@ -148,7 +154,7 @@ def _other_sizes(images: Sequence[Mapping[str, Any]], folder: Path) -> dict[int,
             size = upright_size(folder / image["file_name"])
         except DataError:
             continue
-        if size != _listed(image):
+        if size != _read_listed_size(image):
             sizes[image["id"]] = size
     return sizes
 
@@ -191,24 +197,24 @@ def _scale(annotation: dict[str, Any], listed: tuple[int, int], size: tuple[int,
     """Scale an object from the listed (width, height) of its image to that of the file."""
     scales = size[0] / listed[0], size[1] / listed[1]
     if is_box(annotation.get("bbox")):
-        annotation["bbox"] = _scaled(annotation["bbox"], scales)
+        annotation["bbox"] = _scale_coordinates(annotation["bbox"], scales)
     if is_number(annotation.get("area")):
         annotation["area"] = round_pixels(annotation["area"] * scales[0] * scales[1])
     keypoints, segmentation = annotation.get("keypoints"), annotation.get("segmentation")
     if isinstance(keypoints, list) and all(map(is_number, keypoints)):
         points = zip(keypoints[::3], keypoints[1::3], keypoints[2::3])
-        annotation["keypoints"] = [v for x, y, seen in points for v in (*_scaled([x, y], scales), seen)]
+        annotation["keypoints"] = [v for x, y, seen in points for v in (*_scale_coordinates([x, y], scales), seen)]
     if isinstance(segmentation, list):
         are_numbers = [isinstance(polygon, list) and all(map(is_number, polygon)) for polygon in segmentation]
         if all(are_numbers):
-            annotation["segmentation"] = [_scaled(polygon, scales) for polygon in segmentation]
+            annotation["segmentation"] = [_scale_coordinates(polygon, scales) for polygon in segmentation]
     elif describe_wrong_run_lengths(segmentation, listed[1], listed[0]) is None and listed[0] * listed[1] <= MAX_PIXELS:
         mask = decode_segmentation(segmentation, listed[1], listed[0])
         fields = mask_annotation(_resize_mask(mask, size))
         annotation |= {"segmentation": fields["segmentation"], "area": fields["area"]}
 
 
-def _scaled(values: Sequence[float], scales: tuple[float, float]) -> list[float]:
+def _scale_coordinates(values: Sequence[float], scales: tuple[float, float]) -> list[float]:
     return [round_pixels(value * scales[k % 2]) for k, value in enumerate(values)]
 
 

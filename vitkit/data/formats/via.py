@@ -22,7 +22,7 @@ SHAPES = "region_shape_attributes"
 _CLASS_NAMES = ("class", "label", "category", "name", "type", "object", "class_name", "object_name")
 
 
-class _Region(NamedTuple):
+class _ViaRegion(NamedTuple):
     """A region of an image, or an image without one."""
 
     listed: str
@@ -64,9 +64,9 @@ def read_via(annotations: Path, images: Path | None) -> AnnotatedImages:
             if not isinstance(region, dict):
                 raise DataError(f"{context} is {str(region)[:80]!r}; expected an object. Export it again from VIA.")
             shape, attributes = (region.get(f"{part}_attributes") or {} for part in ("shape", "region"))
-            regions.append(_Region(listed, shape, attributes, context))
+            regions.append(_ViaRegion(listed, shape, attributes, context))
         if not inside:
-            regions.append(_Region(listed, None, None, path.name))
+            regions.append(_ViaRegion(listed, None, None, path.name))
     return _read(regions, annotations, images or path.parent)
 
 
@@ -76,7 +76,7 @@ def read_via_rows(rows: Iterable[tuple[int, Mapping[str, str]]], annotations: Pa
     for number, row in rows:
         context = f"{annotations.name} line {number}"
         shape, attributes = (_parse(row.get(name) or "{}", context) for name in (SHAPES, "region_attributes"))
-        regions.append(_Region(row.get("filename") or row.get("#filename", ""), shape or None, attributes, context))
+        regions.append(_ViaRegion(row.get("filename") or row.get("#filename", ""), shape or None, attributes, context))
     return _read(regions, annotations, images)
 
 
@@ -87,7 +87,7 @@ def _parse(text: str, context: str) -> Any:
         raise DataError(f"{context}: {text[:80]!r} is not JSON. Export the table again from VIA.") from error
 
 
-def _read(regions: list[_Region], annotations: Path, images: Path) -> AnnotatedImages:
+def _read(regions: list[_ViaRegion], annotations: Path, images: Path) -> AnnotatedImages:
     files = ImageFiles(images)
     data = AnnotatedImages("via", annotations, files.folder)
     by_name: dict[str, dict | None] = {}
@@ -113,7 +113,7 @@ def _read(regions: list[_Region], annotations: Path, images: Path) -> AnnotatedI
     return data
 
 
-def _class_key(regions: list[_Region]) -> str | None:
+def _class_key(regions: list[_ViaRegion]) -> str | None:
     """Return the attribute that is the class: the only one, or the one with a usual name."""
     counts = Counter(key for region in regions if isinstance(region.attributes, dict) for key in region.attributes)
     usual = [key for key in counts if key.lower() in _CLASS_NAMES]
@@ -125,7 +125,7 @@ def _class_key(regions: list[_Region]) -> str | None:
     return next(iter(usual or counts), None)
 
 
-def _label(region: _Region, key: str | None) -> str:
+def _label(region: _ViaRegion, key: str | None) -> str:
     if key is None:
         raise DataError(f"{region.context}: no region has attributes, and so a class. Add one in VIA, such as 'class'.")
     value = region.attributes.get(key) if isinstance(region.attributes, dict) else None
@@ -135,25 +135,25 @@ def _label(region: _Region, key: str | None) -> str:
     return class_name(value.strip() if isinstance(value, str) else value, f"{region.context}: attribute {key!r:.50}")
 
 
-def _number(region: _Region, field: str) -> float:
+def _number(region: _ViaRegion, field: str) -> float:
     return coordinate(region.shape.get(field), f"{region.context}: {field}")
 
 
-def _rectangle(region: _Region) -> dict[str, Any]:
+def _rectangle(region: _ViaRegion) -> dict[str, Any]:
     box = [_number(region, field) for field in ("x", "y", "width", "height")]
     if min(box[2:]) < 0:
         raise DataError(f"{region.context}: the size of {box} is negative. Correct it.")
     return {"bbox": box}
 
 
-def _polygon(region: _Region) -> dict[str, Any]:
+def _polygon(region: _ViaRegion) -> dict[str, Any]:
     xs, ys = (region.shape.get(f"all_points_{axis}") for axis in "xy")
     if not isinstance(xs, list) or not isinstance(ys, list) or len(xs) != len(ys) or len(xs) < 3:
         raise DataError(f"{region.context}: expected all_points_x and all_points_y, three or more. Correct it.")
     return polygon_fields([[coordinate(v, f"{region.context}: a point") for point in zip(xs, ys) for v in point]])
 
 
-def _ellipse(region: _Region) -> dict[str, Any]:
+def _ellipse(region: _ViaRegion) -> dict[str, Any]:
     x, y = _number(region, "cx"), _number(region, "cy")
     radius_x, radius_y = (
         _number(region, name) for name in ("rr" if region.shape["name"] == "circle" else ("rx", "ry"))
@@ -162,7 +162,7 @@ def _ellipse(region: _Region) -> dict[str, Any]:
     return polygon_fields([ellipse_polygon((x, y), (radius_x, radius_y), degrees)])
 
 
-_FIELDS: dict[str, Callable[[_Region], dict[str, Any]]] = {
+_FIELDS: dict[str, Callable[[_ViaRegion], dict[str, Any]]] = {
     "rect": _rectangle,
     "polygon": _polygon,
     "circle": _ellipse,

@@ -21,7 +21,7 @@ _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-class _Object(NamedTuple):
+class _VocObject(NamedTuple):
     """A box of an object."""
 
     element: ElementTree.Element
@@ -60,7 +60,7 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     if any(min(obj.corners[:2]) <= 0 for of_file in objects.values() for obj in of_file):
         origin = 0
         data.notes.append("coordinates begin at 0, not at 1 as VOC defines: the ends do not belong to the boxes")
-    listed = _listed_classes(folder)
+    listed = _read_classes(folder)
     for name in listed:
         data.category_id(name)
     used = set()
@@ -89,7 +89,7 @@ def _add_file(
     name: str,
     path: Path,
     root: ElementTree.Element,
-    objects: Iterable[_Object],
+    objects: Iterable[_VocObject],
     origin: int,
 ) -> None:
     size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
@@ -101,7 +101,7 @@ def _add_file(
     for obj, (x0, y0, x1, y1) in objects:
         if image is None:
             return
-        label = data.stripped_name(_text(obj, "name", path), f"annotations: '{path}': the name of an object")
+        label = data.strip_name(_text(obj, "name", path), f"annotations: '{path}': the name of an object")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
         for shape in obj.iterfind("polygon"):
             data.leave_out(f"shapes of type {shape.tag} beside a box", f"{path.name} {label!r}")
@@ -111,7 +111,7 @@ def _add_file(
         data.add_object(image["id"], label, box, **flags)
 
 
-def _objects(root: ElementTree.Element, path: Path) -> list[_Object]:
+def _objects(root: ElementTree.Element, path: Path) -> list[_VocObject]:
     """Return every box of every object: some tools write all boxes of a class into one object."""
     objects = []
     for obj in root.iter("object"):
@@ -119,7 +119,7 @@ def _objects(root: ElementTree.Element, path: Path) -> list[_Object]:
         if not boxes:
             others = ", ".join(child.tag for child in obj)[:100] or "nothing"
             raise DataError(f"annotations: '{path}': an object has no bndbox, but {others}. Export it with boxes.")
-        objects += [_Object(obj, tuple(_number(box, corner, path) for corner in _CORNERS)) for box in boxes]
+        objects += [_VocObject(obj, tuple(_number(box, corner, path) for corner in _CORNERS)) for box in boxes]
     return objects
 
 
@@ -140,7 +140,7 @@ def _number(element: ElementTree.Element, tag: str, path: Path, default: float |
     return coordinate(text, f"annotations: '{path}': {element.tag}/{tag}")
 
 
-def _listed_classes(folder: Path) -> list[str]:
+def _read_classes(folder: Path) -> list[str]:
     files = (parent / name for parent in (folder.parent, folder) for name in ("classes.txt", "labels.txt"))
     file = next((file for file in files if file.is_file()), None)
     return list(parse_class_file(file).names.values()) if file else []

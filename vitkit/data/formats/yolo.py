@@ -223,7 +223,7 @@ def _settings_near(labels: Path) -> dict[str, Any]:
     return {}
 
 
-def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
+def _find_class_names(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
     """Return the class names by number, from the YAML or a text file in a folder or above it; {} if there are none."""
     names = settings.get("names")
     if names is None:
@@ -258,7 +258,7 @@ class _Reader:
         """The lines with more numbers than a box has, as long as all of them may be poses."""
         self.may_be_poses = True
         self.label_names: dict[Path, dict[str, Path]] = {}
-        self.names = _named_classes(settings, folder)
+        self.names = _find_class_names(settings, folder)
         self.is_named = bool(self.names)
         if not self.is_named:
             data.notes.append("no data.yaml or classes.txt names the classes: they are called class_0, class_1, …")

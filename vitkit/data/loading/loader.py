@@ -65,7 +65,7 @@ class BatchLoader:
         prompt = None if dataset.prompts is None else PromptStep(dataset, training=training)
         self._loader = DataLoader(
             _BatchedDataset(dataset, skip_errors=skip_errors, augment=augment, prompt=prompt),
-            batch_sampler=_Requests(batches, with_epochs=training),
+            batch_sampler=_BatchRequests(batches, with_epochs=training),
             collate_fn=_identity,
             num_workers=num_workers,
             pin_memory=torch.accelerator.is_available() if pin_memory is None else pin_memory,
@@ -121,7 +121,7 @@ class BatchLoader:
         self.batches.set_position(epoch, batch)
 
 
-class _Request(NamedTuple):
+class _BatchRequest(NamedTuple):
     """What a worker is asked to load: the samples of one batch."""
 
     samples: list[SeededIndex]
@@ -131,7 +131,7 @@ class _Request(NamedTuple):
     """Number of the batch in its epoch."""
 
 
-class _Requests:
+class _BatchRequests:
     """The batches as requests; workers that stay between epochs learn the epoch from them."""
 
     def __init__(self, batches: Batches, *, with_epochs: bool):
@@ -141,10 +141,10 @@ class _Requests:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[_BatchRequest]:
         epoch, first = (self.batches.epoch, self.batches.first_batch) if self.with_epochs else (None, 0)
         for number, samples in enumerate(self.batches, start=first):
-            yield _Request(samples, epoch, number)
+            yield _BatchRequest(samples, epoch, number)
 
 
 class _BatchedDataset:
@@ -161,7 +161,7 @@ class _BatchedDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, request: _Request) -> tuple[Batch, list[str]] | VitkitError:
+    def __getitems__(self, request: _BatchRequest) -> tuple[Batch, list[str]] | VitkitError:
         """Return a batch with the messages of skipped samples, or the error if a sample cannot be loaded."""
         errors: list[str] = []
         if request.epoch is not None:

@@ -125,7 +125,7 @@ class DataSettings:
         BatchAugmentation(self.squares, self.mixup, self.copy_blend)  # checks the options
         Prompts(**(self.prompts or {}))  # likewise
 
-    def evaluated(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
+    def evaluation_dataset(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
 
         Args:

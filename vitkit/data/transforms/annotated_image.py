@@ -29,7 +29,7 @@ class AnnotatedImage(NamedTuple):
     segment_map: np.ndarray | None = None
     """(H, W) uint8 or uint16 numbers of non-overlapping regions, 0 for none."""
 
-    def resized(self, image: np.ndarray) -> "AnnotatedImage":
+    def resize(self, image: np.ndarray) -> "AnnotatedImage":
         """Replace the image by a resized one and resize the annotations to it, maps without interpolation."""
         (height, width), size = self.image.shape[:2], image.shape[:2]
 

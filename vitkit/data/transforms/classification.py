@@ -23,7 +23,7 @@ _RAND_AUGMENT = re.compile(r"rand(-(m|n|p|mstd|mmax|inc)\d+(\.\d+)?)*")
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
+def seed_generators(seed: int | None) -> Iterator[None]:
     """Seed the global CPU generators inside the context and restore their states afterwards.
 
     None leaves them unseeded.
@@ -62,7 +62,7 @@ class PillowTransforms:
                 "detection use DETRTrainTransforms, EvalResize or ComposedTransforms."
             )
         check_rgb(sample.image, type(self).__name__)
-        with seeded(seed):
+        with seed_generators(seed):
             return AnnotatedImage(np.asarray(self._compose(Image.fromarray(sample.image))))
 
 

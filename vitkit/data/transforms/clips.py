@@ -63,7 +63,7 @@ class ClipEvalTransforms:
             )
         self.size, self.short_side = size, short_side
         positions = np.linspace(0, 1, num_crops).tolist() if num_crops > 1 else [0.5]
-        self.views = [_Crop(size, short_side, position) for position in positions]
+        self.views = [_ClipCrop(size, short_side, position) for position in positions]
         """Transforms that each produce one of the crops."""
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
@@ -71,7 +71,7 @@ class ClipEvalTransforms:
         return self.views[len(self.views) // 2](sample, seed=seed)
 
 
-class _Crop(PillowTransforms):
+class _ClipCrop(PillowTransforms):
     def __init__(self, size: int, short_side: int, position: float):
         self.size, self.short_side, self.position = size, short_side, position
         super().__init__([self._crop])

@@ -128,7 +128,7 @@ def make_grid(samples: list[AnnotatedImage], tile: int, pad_value: int) -> Annot
     tiles = []
     for sample in samples:
         size = compute_resized_size(*sample.image.shape[:2], short_side=tile, max_size=_MAX_TILE)
-        tiles.append(sample.resized(resize_image(sample.image, size)))
+        tiles.append(sample.resize(resize_image(sample.image, size)))
     height, width = (max(each.image.shape[axis] for each in tiles) for axis in (0, 1))
     first = tiles[0].image
     canvas = np.full((2 * height, 2 * width, first.shape[2]), pad_value_of(first, pad_value), first.dtype)

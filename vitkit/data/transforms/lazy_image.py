@@ -212,8 +212,8 @@ def render(sample: AnnotatedImage, size: tuple[int, int] | None = None) -> Annot
     """Compute the pixels, and masks, of a lazy image, and resize any to (height, width); None: without a resize."""
     image, size = sample.image, size or sample.image.shape[:2]
     if not isinstance(image, LazyImage):
-        return sample if size == image.shape[:2] else sample.resized(resize_image(image, size))
-    result = sample._replace(masks=None).resized(image.render(size))
+        return sample if size == image.shape[:2] else sample.resize(resize_image(image, size))
+    result = sample._replace(masks=None).resize(image.render(size))
     return result if sample.masks is None else result._replace(masks=image.render_masks(sample.masks, size))
 
 

@@ -28,13 +28,13 @@ class Visibility(NamedTuple):
     """Width and height of its box, in pixels."""
 
 
-class _Objects(NamedTuple):
+class _ObjectArrays(NamedTuple):
     boxes_xyxy: np.ndarray
     labels: np.ndarray
     masks: np.ndarray | None
 
-    def select(self, rows: np.ndarray) -> "_Objects":
-        return _Objects(self.boxes_xyxy[rows], self.labels[rows], None if self.masks is None else self.masks[rows])
+    def select(self, rows: np.ndarray) -> "_ObjectArrays":
+        return _ObjectArrays(self.boxes_xyxy[rows], self.labels[rows], None if self.masks is None else self.masks[rows])
 
 
 @TRANSFORMS.register
@@ -168,7 +168,7 @@ def make_mosaic(
         window = (
             max(left, 0), max(top, 0), min(left + new_width, width), min(top + new_height, height),
         )  # fmt: skip
-        resized = sample.resized(resize_image(sample.image, (new_height, new_width)))
+        resized = sample.resize(resize_image(sample.image, (new_height, new_width)))
         x0, y0, x1, y1 = window
         canvas[y0:y1, x0:x1] = resized.image[y0 - top : y1 - top, x0 - left : x1 - left]
         parts.append(_place(resized, size, (left, top), visibility))
@@ -197,7 +197,7 @@ def paste_objects(
     height, width = (min(a, b) for a, b in zip(size, other.image.shape[:2]))
     inside = covered[:height, :width]
     image[:height, :width][inside] = other.image[:height, :width][inside]
-    return _join(image, [_uncovered(sample, covered, visibility), pasted])
+    return _join(image, [_remove_covered(sample, covered, visibility), pasted])
 
 
 def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibility: Visibility) -> AnnotatedImage:
@@ -215,17 +215,19 @@ def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibilit
     return _join(image, [_objects_of(sample), _place(other, size, (0, 0), visibility)])
 
 
-def _objects_of(sample: AnnotatedImage) -> _Objects:
-    return _Objects(sample.boxes_xyxy, sample.labels, sample.masks)
+def _objects_of(sample: AnnotatedImage) -> _ObjectArrays:
+    return _ObjectArrays(sample.boxes_xyxy, sample.labels, sample.masks)
 
 
-def _join(image: np.ndarray, parts: list[_Objects]) -> AnnotatedImage:
+def _join(image: np.ndarray, parts: list[_ObjectArrays]) -> AnnotatedImage:
     boxes, labels, masks = zip(*parts)
     joined = None if any(mask is None for mask in masks) else np.concatenate(masks)
     return AnnotatedImage(image, np.concatenate(boxes), np.concatenate(labels), joined)
 
 
-def _place(sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int], visibility: Visibility) -> _Objects:
+def _place(
+    sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int], visibility: Visibility
+) -> _ObjectArrays:
     """Return the visible part of the objects of an image whose top left corner is at `offset` (x, y) of a canvas.
 
     Args:
@@ -243,11 +245,11 @@ def _place(sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int
         x0, y0 = max(left, 0), max(top, 0)
         part = sample.masks[rows, y0 - top : height - top, x0 - left : width - left]
         masks[:, y0 : y0 + part.shape[1], x0 : x0 + part.shape[2]] = part
-    objects = _Objects(boxes[rows], sample.labels[rows], masks)
+    objects = _ObjectArrays(boxes[rows], sample.labels[rows], masks)
     return objects if masks is None else objects.select(masks.any(axis=(1, 2)))
 
 
-def _uncovered(sample: AnnotatedImage, covered: np.ndarray, visibility: Visibility) -> _Objects:
+def _remove_covered(sample: AnnotatedImage, covered: np.ndarray, visibility: Visibility) -> _ObjectArrays:
     """Return the objects of an image without the covered pixels; `covered` is (H, W) bool."""
     masks = sample.masks * ~covered
     boxes = sample.boxes_xyxy.copy()
@@ -263,4 +265,4 @@ def _uncovered(sample: AnnotatedImage, covered: np.ndarray, visibility: Visibili
         boxes[i, :2] = np.maximum(boxes[i, :2], (x, y))
         boxes[i, 2:] = np.minimum(boxes[i, 2:], (x + width, y + height))
         rows[i] = (boxes[i, 2:] - boxes[i, :2] >= visibility.side).all()
-    return _Objects(boxes, sample.labels, masks).select(rows)
+    return _ObjectArrays(boxes, sample.labels, masks).select(rows)

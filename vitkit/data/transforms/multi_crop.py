@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter, ImageOps
 from torchvision import transforms as tv
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage, check_rgb
-from vitkit.data.transforms.classification import seeded
+from vitkit.data.transforms.classification import seed_generators
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS
 from vitkit.structures import Batch, Sample
@@ -78,7 +78,7 @@ class MultiCrop:
         """Return the two large crops, then the small ones; see `MakesViews`."""
         check_rgb(image, type(self).__name__)
         source = Image.fromarray(image)
-        with seeded(seed):
+        with seed_generators(seed):
             return [np.asarray(crop(source)) for crop in self._crops]
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:

@@ -331,7 +331,7 @@ class EvalResize:
         size = self.size_of(height, width)
         if size == (height, width):
             return sample
-        return sample.resized(resize_antialiased(sample.image, size))
+        return sample.resize(resize_antialiased(sample.image, size))
 
 
 @TRANSFORMS.register

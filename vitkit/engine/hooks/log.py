@@ -133,7 +133,7 @@ class ProgressLog(Hook):
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
         """Measure how long the evaluation takes."""
         start = time.monotonic()
-        with self._clock.stopped() if is_main() else nullcontext():
+        with self._clock.pause() if is_main() else nullcontext():
             yield
         self._evaluation_seconds = time.monotonic() - start
 
@@ -214,7 +214,7 @@ class TrainingClock:
         return {"minutes": round(wall / 60, 4), "processor_minutes": round(processor / 60, 4)}
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Exclude the time inside the context."""
         before = time.monotonic(), time.process_time()
         yield
@@ -230,14 +230,14 @@ class TensorBoard(Hook):
         """Open its folder on the main process; for a resumed run, later points are removed."""
         self._writer = None
         if is_main():
-            with suppress(ImportError), self._ended_by_an_error():
+            with suppress(ImportError), self._close_on_error():
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.progress.step + 1)
         try:
             yield
         finally:
-            with self._ended_by_an_error():
+            with self._close_on_error():
                 if self._writer:
                     self._writer.close()
 
@@ -248,12 +248,12 @@ class TensorBoard(Hook):
         values = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
         for group in ("losses", "metrics"):
             values |= {f"{group}/{name}": value for name, value in record.get(group, {}).items()}
-        with self._ended_by_an_error():
+        with self._close_on_error():
             for name, value in values.items():
                 self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     @contextmanager
-    def _ended_by_an_error(self) -> Iterator[None]:
+    def _close_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
