@@ -1,4 +1,4 @@
-"""Builds what a config names, through the registries: data, model, criterion, optimizer and schedule."""
+"""Builds the parts that a config names, through the registries: data, model, criterion, optimizer and schedule."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Checks, before training, that all ranks train the same: config, versions and data."""
+"""Checks, before training, that all ranks have the same config, versions and data."""
 
 import datetime
 import json

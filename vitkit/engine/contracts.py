@@ -1,4 +1,4 @@
-"""Checks, before the first epoch, that the parts which a config names have what a run asks of them."""
+"""Checks, before the first epoch, that the parts that a config names provide what a run needs."""
 
 import traceback
 from collections.abc import Mapping, Sequence

@@ -115,7 +115,7 @@ class SizeCounter:
                 self.resized.append(tuple(target["image_size"]))
 
     def line(self, noun: str) -> str:
-        """Return the line that tells what images are resized to; empty without images."""
+        """Return the line about the sizes that images are resized to; empty without images."""
         if not self.stored:
             return ""
         stored = ImageSizes.of(self.stored)

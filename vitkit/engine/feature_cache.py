@@ -21,7 +21,7 @@ from vitkit.protocols.model import Model
 def cache_features(
     model: Model, datasets: Mapping[str, Dataset], data: DataSettings, device: torch.device
 ) -> dict[str, str]:
-    """Make datasets read features from the folder `data.cache_features`; compute what is not there.
+    """Make datasets read features from the folder `data.cache_features`; compute those that are missing.
 
     Training then has exactly the numbers that it would have without. All ranks must call it.
 

@@ -1,4 +1,4 @@
-"""Optimizers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
+"""Torch's optimizers over the trainable parameters, in groups of equal learning rate and weight decay."""
 
 import functools
 import inspect

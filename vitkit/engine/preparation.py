@@ -1,4 +1,4 @@
-"""What is done to a model between its construction and its training, such as giving it a teacher."""
+"""Preparations of a model between its construction and its training, such as adding a teacher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vitkit.protocols.model import Model
 
 @dataclass(kw_only=True)
 class Start:
-    """What a run starts from, besides its model."""
+    """The data, settings and checkpoint that a run starts from."""
 
     config: dict[str, Any]
     data: DataSettings
@@ -30,7 +30,7 @@ class Start:
 
 
 class Preparation:
-    """Base of what a run prepares in a model; it is built with the constructed model, before weights are loaded.
+    """Base of preparations of a model; one is built with the constructed model, before weights are loaded.
 
     All ranks call each method, in this order: `begin`, only of a new run, then `finish`.
     """

@@ -1,4 +1,4 @@
-"""The return to the best weights when a run's last part begins, and the moving average after it."""
+"""Restarts from the best weights when a run's last part begins, with a new moving average."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from vitkit.weights import read_checkpoint
 
 
 def restore_average(run: TrainRun) -> None:
-    """Continue a resumed run's average where its progress says."""
+    """Continue a resumed run's average at the step in its progress."""
     progress, settings = run.progress, run.settings
     decay = settings.restart_ema_decay if progress.restart_step else None
     run.ema.continue_at(progress.step - progress.restart_step, settings.ema_decay if decay is None else decay)

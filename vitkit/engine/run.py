@@ -22,7 +22,7 @@ from vitkit.protocols.dataset import Loader
 
 @dataclass(kw_only=True)
 class TrainRun:
-    """What a run consists of; what a single step computes is its `Step`."""
+    """The parts of a run; the results of a single step are a `Step`."""
 
     model: Any
     """The `Model` on `device`, already sharded if `settings.strategy` says so."""

@@ -74,7 +74,7 @@ _WITHOUT_EFFECT_ON_STEPS = (
 
 
 class Launch(NamedTuple):
-    """How this process was launched."""
+    """The job or command that launched this process."""
 
     names: frozenset[str]
     """Names that stay the same when the launch is repeated, but differ between launches."""
@@ -183,7 +183,7 @@ class FolderLock:
             os.write(self._file.fileno(), owner.encode())  # unbuffered, as closing would otherwise try to write again
 
     def _owner(self) -> str:
-        """Return what the process that has locked the file writes into it, a moment after it has locked it."""
+        """Return the text that the process holding the lock writes into the file shortly after locking it."""
         deadline = time.monotonic() + _NAMING_SECONDS
         while True:
             self._file.seek(0)

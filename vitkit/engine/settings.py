@@ -21,7 +21,7 @@ logger = logging.getLogger("vitkit")
 @SECTIONS.register(name="train")
 @dataclass(kw_only=True)
 class TrainSettings:
-    """How a run is trained, for all tasks."""
+    """Settings of training, for all tasks."""
 
     epochs: int
     seed: int = 42

@@ -1,4 +1,4 @@
-"""One optimizer step, and the decision of all ranks whether it is taken: not if a loss or gradient is not finite."""
+"""One optimizer step, and the decision of all ranks whether to take it: not if a loss or gradient is not finite."""
 
 import logging
 import math
@@ -33,7 +33,7 @@ MAX_SKIPPED_IN_A_ROW = 5
 
 
 class Decision(NamedTuple):
-    """What to do once a step's gradients are complete; the same on all ranks."""
+    """The decision about a step whose gradients are complete; the same on all ranks."""
 
     take: bool
     """Take the optimizer step; otherwise skip it."""
@@ -44,7 +44,7 @@ class Decision(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step computed."""
+    """The results of one step."""
 
     losses: list[dict[str, Tensor]]
     """Detached losses of each batch, by name; scalars on the device."""

@@ -1,4 +1,4 @@
-"""Gives models that learn from a frozen network that network: finds it, loads it, and checks that it stays the same."""
+"""Adds the teacher to models that learn from one: finds it, loads it, and checks that it stays the same."""
 
 import logging
 from collections.abc import Sequence

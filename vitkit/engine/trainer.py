@@ -1,4 +1,4 @@
-"""Trains a config: builds what it names, then runs epochs of steps, each followed by an evaluation and a checkpoint."""
+"""Trains a config: builds its parts, then runs epochs of steps, each followed by an evaluation and a checkpoint."""
 
 import json
 import logging
@@ -136,7 +136,7 @@ def plot_curves(run_dir: Path) -> None:
 def check_training(
     config: Config, device: torch.device, *, init: str | Path | None = None, partial_init: bool = False
 ) -> None:
-    """Build what a config names and check it on the first batch, as `run_training` does, but write and train nothing.
+    """Build the parts of a config and check them on the first batch, as `run_training` does; write and train nothing.
 
     Raises:
         VitkitError: an error that a user can cause, such as a part that lacks what another one needs.
@@ -174,7 +174,7 @@ def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: to
 def build_run(
     config: Config, folder: RunFolder, device: torch.device, *, init: Located | None, partial_init: bool = False
 ) -> tuple[TrainRun, Validate]:
-    """Build everything that a config names; return the run, and the function that evaluates its model."""
+    """Build all parts that a config names; return the run, and the function that evaluates its model."""
     data = DataSettings(**config["data"])
     settings = TrainSettings(**config["train"]).for_processes(data, world_size())
     seed_everything(settings.seed)

@@ -1,4 +1,4 @@
-"""What models of dense prediction share: how they are built, and how images are prepared for the backbone."""
+"""Base classes of models for dense prediction: their construction, and the preparation of images for the backbone."""
 
 import hashlib
 import inspect
@@ -173,7 +173,7 @@ class DensePredictionModel(ModelOnBackbone):
         return run_with_training_queries(self.head, kinds, features, padding_mask, targets)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Make weights fit that were trained with other training queries, or without any, in place: their entries are
+        """Adapt weights that were trained with other training queries, or without any, in place: their entries are
         dropped, and the model's own keep their initial values."""
         start = f"{prefix}training_queries."
         initial = {} if self.training_queries is None else self.training_queries.state_dict(prefix=start)
@@ -230,7 +230,7 @@ class Detector(DensePredictionModel):
 
 
 class QueryDetector(Detector):
-    """Base of detectors with a sigmoid per class, of whose pairs of a query and a class the best are detected.
+    """Base of detectors with a sigmoid per class, whose detections are the best pairs of a query and a class.
 
     Args:
         backbone, neck, head: spec or module.

@@ -88,7 +88,7 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
         )
 
     def attention_layers(self) -> AttentionLayers:
-        """Return that of all blocks, of which the last ones also process the queries."""
+        """Return the attention of all blocks; the last ones also process the queries."""
         layers = [block.attn for block in self.backbone.blocks]
         num_queries = self.head.query_embed.num_embeddings
         return AttentionLayers(layers, layers[-self.num_blocks :], num_joint_queries=num_queries)
@@ -293,6 +293,6 @@ def _check_backbone(backbone: nn.Module) -> None:
 
 
 def _note_masked_blocks(model: EoMT, _: Any) -> None:
-    """Update them after loading weights."""
+    """Update which blocks mask after loading weights."""
     # A module-level function: the model could not be pickled with a lambda or a nested one.
     model._note_masked_blocks()

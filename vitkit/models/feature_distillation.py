@@ -109,7 +109,7 @@ class FeatureDistillation(TaughtModel, PretrainingModel):
         return self.frozen_teacher is not None
 
     def weights_key(self) -> int:
-        """Return a fingerprint of the teacher, which stored features have."""
+        """Return a fingerprint of the teacher, which is stored with its features."""
         key = self.teacher_key()
         assert key is not None
         return key

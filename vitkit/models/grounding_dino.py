@@ -33,7 +33,7 @@ from vitkit.text.vocabulary import Vocabulary
 
 
 class EncodedText(NamedTuple):
-    """What is looked for in the images of a batch, encoded."""
+    """The encoded prompts of a batch of images."""
 
     phrase_ids: Tensor
     """(B, S), of the whole prompts, see `PromptTokens`."""
@@ -45,7 +45,7 @@ class EncodedText(NamedTuple):
 
 @MODELS.register
 class GroundingDINO(TextPrompted, Detector):
-    """A detector that finds what the phrases of a text name: the label of a detection is the number of its phrase.
+    """A detector of the objects that the phrases of a text name: the label of a detection is the number of its phrase.
 
     In training, a batch's `inputs` have `prompt` (see `PromptTokens`, and `vitkit.text.prompts`, which makes them), and
     the labels of its targets are numbers of the image's phrases. An image's prompt may have any phrases, also such that

@@ -26,7 +26,7 @@ _VARIANCE_EPS = 1e-6
 
 
 class Reconstruction(NamedTuple):
-    """What a model saw of images, and what it made of them; for drawing."""
+    """The visible patches of images, and the reconstruction from them; for drawing."""
 
     images: Tensor
     """(B, C, H, W) float in 0..1, the images that the model took."""

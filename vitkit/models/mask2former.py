@@ -6,7 +6,7 @@ from vitkit.registry import MODELS
 
 @MODELS.register
 class Mask2Former(MaskClassifier):
-    """A model that predicts a mask and its class per query, whose decoder attends within the masks of the layer before.
+    """A model that predicts a mask and its class per query, whose decoder attends within the previous layer's masks.
 
     The arguments are those of `MaskClassifier`.
     """

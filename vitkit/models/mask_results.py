@@ -1,4 +1,4 @@
-"""What models of mask classification share: how they are built, and how their outputs become predictions."""
+"""Base classes of mask classification models: their construction, and the conversion of outputs to predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

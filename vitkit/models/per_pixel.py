@@ -42,11 +42,11 @@ class PerPixelClassification(DensePredictionModel):
 
     @property
     def mask_multiple(self) -> int:
-        """The logits cover images padded to complete locations of their map."""
+        """See `DensePredictionModel`; here also a multiple of the logits' stride."""
         return math.lcm(self.padding_multiple, self.stride)
 
     def attention_layers(self) -> AttentionLayers:
-        """Return those of the encoder: the queries, if the head has any, make no predictions themselves."""
+        """Return the attention of the encoder: the queries, if the head has any, make no predictions themselves."""
         return super().attention_layers()._replace(decoder=())
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What models share that train a backbone on images without labels."""
+"""The base of models that train a backbone on images without labels."""
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ from vitkit.registry import BACKBONES, Spec
 
 
 class PretrainingModel(ModelOnBackbone):
-    """Base of models that train a backbone on images without labels; what it learns is `trained_backbone`.
+    """Base of models that train a backbone, `trained_backbone`, on images without labels.
 
     A subclass overrides `forward` for training, and calls this one's in evaluation mode.
 

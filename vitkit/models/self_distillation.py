@@ -93,7 +93,7 @@ class SelfDistillation(PretrainingModel):
     def forward(
         self, images: Tensor, padding_mask: Tensor | None = None, small_images: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Compute what the criterion compares, or in evaluation mode the features of the teacher's backbone.
+        """Compute the outputs of student and teacher, or in evaluation mode the features of the teacher's backbone.
 
         Args:
             images: in training (2 B, 3, H, W), the large views, see `Batch`; else see `PretrainingModel`.
@@ -338,7 +338,7 @@ class SelfDistillationSchedules(Hook):
         run.criterion.batch_means.clear()
 
     def after_epoch(self, run: Any) -> None:
-        """Say once if the features have collapsed."""
+        """Report once if the features have collapsed."""
         values = {name: meter.compute(run.device)[0] for name, meter in run.meters.items()}
         is_early = run.progress.step < _MIN_PROGRESS * total_steps(run)
         message = None if is_early or self._has_collapsed else self.describe_collapse(values, run.model.center.numel())

@@ -1,4 +1,4 @@
-"""A frozen network that a model learns from and that is no part of it."""
+"""Frozen networks from which models learn, kept out of the models' own parameters."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from vitkit.structures import Batch
 
 
 class FrozenNetwork:
-    """Holds a network in evaluation mode without gradients; a module that has this has no submodule by it.
+    """Holds a network in evaluation mode without gradients, which does not become a submodule of its owner.
 
     So the network is in no state dict, optimizer, moving average or synchronization of the module.
     """
@@ -28,7 +28,7 @@ class FrozenNetwork:
 
 
 class TaughtModel(ModelOnBackbone):
-    """Base of models that learn from a frozen network: a run loads its weights anew each time it is started or resumed.
+    """Base of models that learn from a frozen network: a run loads its weights each time it is started or resumed.
 
     Only training needs the network: a trained model is evaluated and exported without it.
     """

@@ -1,4 +1,4 @@
-"""What every model that looks for what a text names says about the text."""
+"""The base of models that are prompted with text."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class TextReading(NamedTuple):
-    """A text to look for, as a model reads it."""
+    """A text prompt, as a model reads it."""
 
     phrases: Sequence[str]
     """What it names, the classes of what is detected; empty if they differ from image to image, as for a caption."""
@@ -22,7 +22,7 @@ class TextReading(NamedTuple):
 
 
 class TextPrompted:
-    """Base of models that take "text", beside the model's own base."""
+    """Base of models that take "text", in addition to the model's other base."""
 
     takes = ("images", "text")
 
@@ -39,7 +39,7 @@ class TextPrompted:
         return ()
 
     def encode_text(self, reading: TextReading, num_images: int, device: torch.device) -> Any:
-        """Return what `forward` takes as `text` in place of a list: a text, encoded for so many images."""
+        """Return a text, encoded for so many images, which `forward` takes in place of a list of texts."""
         raise NotImplementedError
 
     def example_prompts(self, batch_size: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which variant of a model a state dict is of, for models whose variants' checkpoints are easily confused."""
+"""Identifies the variant of a model from a state dict, for models whose variants' checkpoints are easily confused."""
 
 from collections.abc import Iterable
 

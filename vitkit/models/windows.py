@@ -1,4 +1,4 @@
-"""Evaluation of large images in windows of the size that a model is made for."""
+"""Sliding-window evaluation of images that are larger than a model's input."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

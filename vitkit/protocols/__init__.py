@@ -1,4 +1,4 @@
-"""What each part must provide, a file for each kind of part.
+"""The interfaces of all parts, a file for each kind of part.
 
     backbone.py   `Backbone` and `Neck`, and `with_defaults`, which adds what a user's own leave out
     model.py      `Model` and `Head`

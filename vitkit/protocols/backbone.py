@@ -1,4 +1,4 @@
-"""What backbones and necks provide: feature maps of images, and what they say about themselves."""
+"""The interfaces of backbones and necks: feature maps of images, and facts about themselves."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -100,7 +100,7 @@ class Backbone:
         return nullcontext()
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return those of a classifier's entries that a backbone of maps does not need, so that it can take a
+        """Return the entries of a classifier that a backbone of maps does not need, so that it can take a
         classifier's weights."""
         return []
 
@@ -123,7 +123,7 @@ class Neck:
 
 
 def with_defaults(part: nn.Module, contract: type[Part]) -> Part:
-    """Return a part with the defaults of what it leaves out.
+    """Return a part with the defaults of the attributes that it leaves out.
 
     Args:
         contract: `Backbone` or `Neck`, from which a part of vitkit derives, and a user's own need not.

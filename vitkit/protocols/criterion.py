@@ -1,4 +1,4 @@
-"""What a criterion provides: the losses of a batch."""
+"""The interface of criteria: the losses of a batch."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What datasets and loaders provide: samples by index, and batches of them."""
+"""The interfaces of datasets and loaders: samples by index, and batches of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,7 +89,7 @@ class Dataset(ABC):
         return range(len(self)) if self.image_ids is None else self.image_ids
 
     def training_indices(self) -> Sequence[int]:
-        """Return the indices of the samples that are trained on."""
+        """Return the indices of the training samples."""
         return range(len(self))
 
     def aspect_ratios(self) -> np.ndarray | None:
@@ -146,7 +146,7 @@ class Dataset(ABC):
         self._lacks("captions")
 
     def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | Sequence[str] | None = None) -> None:
-        """Number the labels by these names, in this order, and leave out what has another class.
+        """Number the labels by these names, in this order, and leave out objects of other classes.
 
         Args:
             category_ids: the identifier of each class; None: the dataset's own, and new ones for classes it lacks.

@@ -1,4 +1,4 @@
-"""What an evaluator provides: metrics of predictions."""
+"""The interface of evaluators: metrics of predictions."""
 
 import math
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class Evaluator(ABC):
         return (self,)
 
     def check_dataset(self) -> None:
-        """Check, before training, what it will read of the dataset; by default that all of `needs_dataset` is there.
+        """Check, before training, that the dataset provides what it needs, by default `needs_dataset`.
 
         Raises:
             VitkitError: something is missing or wrong.

@@ -1,4 +1,4 @@
-"""How the parts of a model are replaced by those that take less time once it no longer learns, see `Model.fuse`.
+"""Replaces parts of a model by faster ones once it no longer learns, see `Model.fuse`.
 
 A module takes part if its class has a method
 

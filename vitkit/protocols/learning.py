@@ -1,4 +1,4 @@
-"""What models that learn from another network provide, and the hooks with which a method takes part in a run."""
+"""The interfaces of models that learn from another network, and of hooks, by which a method takes part in a run."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ class LearnsFromTeacher(Protocol):
     """The config's teacher, see `vitkit.weights.teachers.find_teacher`; None if a module was given."""
 
     def build_teacher(self, backbone: Mapping[str, Any]) -> nn.Module:
-        """Return the network that is to teach, with random weights: the backbone, or a model of it."""
+        """Return the teacher network, with random weights: the backbone, or a model of it."""
 
     def take_teacher(self, network: nn.Module) -> None:
         """Learn from this network, whose weights are loaded."""
@@ -26,7 +26,7 @@ class LearnsFromTeacher(Protocol):
         """Return a fingerprint of the network's weights, which checkpoints have; None if there is no network."""
 
     def measure_teacher(self, batches: Iterable[Batch]) -> None:
-        """Measure what training needs to know of the teacher, on some training batches of each rank before a run."""
+        """Measure the teacher's statistics that training needs on some training batches of each rank before a run."""
 
 
 class Hook:

@@ -1,4 +1,4 @@
-"""What models, and the heads that they predict with, provide."""
+"""The interfaces of models and of the heads that they predict with."""
 
 import copy
 import logging
@@ -159,7 +159,7 @@ class Model(nn.Module):
         return ""
 
     def attention_layers(self) -> AttentionLayers:
-        """Return where its attention lies; none by default, besides that of its backbone."""
+        """Return its attention layers; none by default, besides those of its backbone."""
         return AttentionLayers()
 
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
@@ -207,7 +207,7 @@ class GenerativeModel(Protocol):
 
 @runtime_checkable
 class OffersExportGraph(Protocol):
-    """A model that defines what its exported file takes and returns; see vitkit/apps/export_writing/README.md."""
+    """A model that defines the inputs and outputs of its exported file; see vitkit/apps/export_writing/README.md."""
 
     def export_graph(self) -> nn.Module:
         """Return a `vitkit.apps.export_reading.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""

@@ -1,4 +1,4 @@
-"""Prompts of images, for text-prompted detectors: their phrases are sampled from a dataset's classes, or its own.
+"""Prompts of images for text-prompted detectors: phrases sampled from a dataset's classes, or the samples' own.
 
 One step makes them, when a batch is complete and before it is collated, since augmentation may add and remove objects:
 
@@ -45,7 +45,7 @@ class PromptOptions(TypedDict, total=False):
 
 
 class Prompts:
-    """How prompts are made of a dataset's classes.
+    """Settings of prompts that are made from a dataset's classes.
 
     Args:
         negatives: the largest number of classes in a training prompt that the image does not show; half of the prompts
@@ -106,7 +106,7 @@ class Prompts:
 
 
 class PromptStep:
-    """Gives the samples of a batch their prompts.
+    """Adds prompts to the samples of a batch.
 
     Args:
         dataset: the samples' dataset, with its `prompts` and its vocabulary.
@@ -137,7 +137,7 @@ class PromptStep:
             )
 
     def check(self, sample: Sample) -> None:
-        """Raise a DataError if a sample has phrases of its own that cannot be encoded."""
+        """Raise a DataError if a sample's own phrases cannot be encoded."""
         if "phrases" in sample["target"]:
             self._of_phrases(sample["target"], describe_image(0, sample["target"]))
 
@@ -254,7 +254,7 @@ class PromptStep:
 
 
 def choose_fitting(sizes: np.ndarray, limit: int) -> np.ndarray:
-    """Return which of several sizes are taken, in their order, so that their sum keeps to the limit: (N,) bool."""
+    """Choose sizes in their order, skipping those with which the sum would exceed the limit: (N,) bool."""
     taken, total = np.zeros(len(sizes), bool), 0
     for index, size in enumerate(sizes.tolist()):
         if total + size <= limit:

@@ -1,4 +1,4 @@
-"""Which tokens of prompts form a phrase, which of them see each other, and where they stand in it."""
+"""The layout of prompts: the tokens of each phrase, their attention mask and their positions."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from vitkit.structures import PAD, PromptTokens
 
 
 class PromptLayout(NamedTuple):
-    """How the tokens of prompts relate to each other."""
+    """The attention mask and the positions of the tokens of prompts."""
 
     masked: Tensor
     """(B, S, S) bool, True = the token of the row must not see that of the column: a token sees those of its phrase,
@@ -29,7 +29,7 @@ def prompt_layout(phrase_ids: Tensor) -> PromptLayout:
 
 
 def phrase_tokens(phrase_ids: Tensor, is_word: Tensor, phrases: Tensor) -> Tensor:
-    """Return which tokens are those of each phrase.
+    """Return a mask of the tokens of each phrase.
 
     Args:
         phrase_ids, is_word: (..., S).
@@ -60,7 +60,7 @@ class PromptPart(NamedTuple):
 
 
 def split_prompts(prompt: PromptTokens, *, max_tokens: int, max_phrases: int | None = None) -> list[PromptPart]:
-    """Split prompts between phrases into as few parts as hold them.
+    """Split prompts between phrases into as few parts as possible.
 
     Args:
         max_tokens: the largest number of tokens of a part, its first and last included.

@@ -41,7 +41,7 @@ class EncodedPrompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Caption:
-    """Sentences in which things are looked for: "a dog chases the red ball".
+    """Sentences whose words are to be located in an image: "a dog chases the red ball".
 
     Raises:
         DataError: `text` is not a text.
@@ -140,7 +140,7 @@ def join_prompts(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
 
 
 def spanned_tokens(vocabulary: Vocabulary, phrase: str, spans: Iterable[tuple[int, int]]) -> list[bool]:
-    """Return which tokens of a phrase have a character in one of the spans, [begin, end) of the text as it is given."""
+    """Return which tokens of a phrase have a character in one of the spans, [begin, end) of the original text."""
 
     def normalize(index: int) -> int:
         return len(normalize_text(f"{phrase[:index]}|")) - 1

@@ -1,4 +1,4 @@
-"""Reads weights that others published as array files (.npz, .pkl), without running code."""
+"""Reads weights published as array files (.npz, .pkl), without running code."""
 
 import argparse
 import pickle

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: its tensors, without the wrappers of other projects, and the classes that it states."""
+"""The contents of a checkpoint: its tensors, without the wrappers of other projects, and the classes that it states."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Compares the settings that weights do not show, neither by names nor by shapes, with those they were trained with.
+"""Compares a model's settings with those its weights were trained with, where neither names nor shapes differ.
 
 A module declares as `hidden_settings` those for which its weights are wrong with another value, such as a backbone's
 dilation: a difference is an error. Of other settings in the model's config, such as an activation, it is a warning.
@@ -118,7 +118,7 @@ def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mappin
 
 
 def _compare(settings: Mapping[str, Any], hidden: Iterable[str]) -> dict[str, Any]:
-    """Return those settings that are compared, with lists for tuples and timm's names without their tag."""
+    """Return the settings that are compared, with lists for tuples and timm's names without their tag."""
     settings = {
         key: value for key, value in _as_json(settings).items() if key in hidden or not key.startswith(WITHOUT_EFFECT)
     }

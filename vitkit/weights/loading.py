@@ -51,7 +51,7 @@ class LoadReport:
     """The loaded entries."""
 
     def table(self, expected: Mapping[str, Tensor]) -> str:
-        """Return what of the model's entries was loaded and what was not, part by part and then by name."""
+        """Return a table of the model's entries, loaded or not, part by part and then by name."""
         parts: dict[str, list[str]] = {}
         for key in expected:
             parts.setdefault(".".join(key.split(".")[:2]), []).append(key)
@@ -378,7 +378,7 @@ def _mismatch(
     misshapen: list[str],
     origin: str | None,
 ) -> str:
-    """Return an error message that says what in the checkpoint does not fit, and what the checkpoint seems to be."""
+    """Return an error message about the entries that do not fit, and about what the checkpoint seems to be."""
     common = len(state.keys() & expected.keys())
     lines = [
         f"{report.source} does not fit {type(model).__name__}: {common} of the model's {len(expected)} entries are in "

@@ -1,4 +1,4 @@
-"""Locates what a name of weights or of a model refers to, by one table of precedence that everyone asks."""
+"""Locates what a name of weights or of a model refers to, by one table of precedence."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ METADATA_READERS: dict[Kind, Callable[[Path], dict[str, Any]]] = {}
 
 @dataclass
 class Located:
-    """What a name refers to. It is downloaded and read when that is first asked for, each once.
+    """The weights, config or exported file that a name refers to, downloaded and read once, when first needed.
 
     As a path or a text it is its file or folder, or its name in the model zoo if that is to be downloaded.
     """
@@ -100,7 +100,7 @@ class Located:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the file holds besides the weights, such as the config and the classes; empty for published files that
+        """The contents of the file besides the weights, such as config and classes; empty for published files that
         are to be downloaded, which hold weights only.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Merges what LoRA has trained into the weights of a checkpoint."""
+"""Merges LoRA's low-rank updates into the weights of a checkpoint."""
 
 import re
 from collections.abc import Mapping

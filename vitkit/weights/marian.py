@@ -1,4 +1,4 @@
-"""Tokens of the transformers library's Marian: the pieces of two SentencePiece models, numbered by `vocab.json`.
+"""Tokenizers of the transformers library's Marian: the pieces of two SentencePiece models, numbered by `vocab.json`.
 
 vitkit's special tokens come first. Its BOS is the token that Marian's decoder starts with, which is also Marian's
 padding; so the vocabulary has one more token, and the rows of the weights that belong to tokens are put into its order.

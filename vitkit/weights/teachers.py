@@ -19,7 +19,7 @@ from vitkit.weights.reading import read_checkpoint
 
 
 class Teacher(NamedTuple):
-    """A network that is to teach."""
+    """The location of a teacher's spec and weights."""
 
     backbone: Mapping[str, Any]
     """The spec of its backbone."""

@@ -68,7 +68,7 @@ def read_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, Tokens]:
 
 
 def find_tokenizer(source: str | Path) -> TokenizerVocabulary:
-    """Return the tokens that prompts are read with.
+    """Find the tokenizer of prompts.
 
     Args:
         source: "bert-base-uncased", whose file of 232 kB is downloaded once; a file; or a folder with `tokenizer.json`

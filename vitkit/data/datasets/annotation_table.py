@@ -1,4 +1,4 @@
-"""What annotation files say as flat arrays: readers return them, a cache stores them, worker processes share them.
+"""Annotations as flat arrays: readers return them, a cache stores them, worker processes share them.
 
 A list of objects in their place would be copied into every worker, page by page, as reference counts change.
 """
@@ -16,7 +16,7 @@ Table = TypeVar("Table", bound="ImageTable")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageTable:
-    """The N images that an annotation file lists; subclasses add what it says of them."""
+    """The N images that an annotation file lists; subclasses add their annotations."""
 
     image_ids: np.ndarray
     """(N,) int64, the ids in the file."""

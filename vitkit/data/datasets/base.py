@@ -1,4 +1,4 @@
-"""What all datasets of images share: indexing, transforms, defaults, and building detection samples."""
+"""Base classes of image datasets: indexing, transforms, defaults, and building detection samples."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +78,7 @@ class BaseImageDataset(Dataset):
         return len(self.image_ids)
 
     def training_indices(self) -> Sequence[int]:
-        """Return the indices of the images that are trained on."""
+        """Return the indices of the training images."""
         return range(len(self)) if self.chosen_indices is None else self.chosen_indices
 
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
@@ -228,7 +228,7 @@ class ListedObjects(ListedImages, DetectionDataset):
         return image
 
     def size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
-        """Return what to do about an image whose file has another (height, width) than annotated."""
+        """Return advice about an image whose file has another (height, width) than annotated."""
         return "Give its images."
 
 

@@ -12,7 +12,7 @@ OnShort = Literal["pad", "raise"]
 
 @dataclass(frozen=True)
 class ClipSampling:
-    """How clips are sampled from a video.
+    """Settings for sampling clips from a video.
 
     With `sampling_rate`, a clip spans `num_frames * sampling_rate` frames of a video at `frame_rate`, and as many
     seconds of any other video, so that motion has the same speed in all videos. A clip begins at a random time, or the

@@ -114,7 +114,7 @@ class CocoDetection(ListedObjects):
 
     @staticmethod
     def _issues(content: dict[str, Any]) -> list[FileIssue]:
-        """Return issues of the file's images and categories that others than this format's have."""
+        """Return issues of what a format adds to COCO's images and categories; none by default."""
         return []
 
     def _read(self, *, log: bool = True) -> DetectionFile:
@@ -128,7 +128,7 @@ class CocoDetection(ListedObjects):
         )
 
     def _build_or_read(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what `build` makes of the annotations; of a large file, what any process has made of it."""
+        """Build a part of the dataset from the annotations; read what was built before of a large file."""
         if not self._is_large:
             return build()
         source = {**asdict(self._source), "annotations": None, "images": str(self._source.images)}
@@ -191,7 +191,7 @@ class CocoDetection(ListedObjects):
         return self.table.image_classes()
 
     def _read_truth(self) -> dict[str, np.ndarray]:
-        """Read the annotations again, and return what `ground_truth` is made of."""
+        """Read the annotations again, and return the arrays that `ground_truth` is built from."""
         lists = SpooledLists(self.annotation_file.name)
         with pause_gc():
             file = self._read(log=False)

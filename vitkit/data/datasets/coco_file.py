@@ -44,7 +44,7 @@ BOX_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class AnnotationSource:
-    """Where annotations are stored, and which of them are used."""
+    """The location of annotations, and the selection of those that are used."""
 
     annotations: Path
     """A file in COCO's format; or a file or folder in another one, see vitkit.data.formats."""

@@ -1,4 +1,4 @@
-"""Images with texts that say what is where, for detectors that are prompted with text."""
+"""Images with captions whose phrases are grounded in boxes, for text-prompted detectors."""
 
 import logging
 import marshal
@@ -37,7 +37,7 @@ _SENTENCE = re.compile(r"[^\s.?](?:[^.?]*[^\s.?])?")
 
 
 class GroundedObjects(NamedTuple):
-    """What evaluation reads of an image: its objects, each of which belongs to a region."""
+    """The objects of an image for evaluation, each of which belongs to a region."""
 
     boxes_xyxy: np.ndarray
     """(N, 4) float32, in pixels."""
@@ -49,7 +49,7 @@ class GroundedObjects(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroundingTable(AnnotationTable):
-    """Images with objects that the phrases of a text name; their labels are then numbers of phrases."""
+    """Images with objects that phrases of a text name; their labels are then numbers of phrases."""
 
     texts: np.ndarray
     """(bytes,) uint8, for each image with a text, marshalled, its phrases, and for each object the spans and the number
@@ -61,7 +61,7 @@ class GroundingTable(AnnotationTable):
 
 @DATASETS.register
 class GroundingDataset(ListedObjects):
-    """Images with a caption each, of which regions name characters, or with classes; for `data.prompts`.
+    """Images with classes, or with a caption whose words name regions; for `data.prompts`.
 
     An image with several captions is several samples. The sentences of a caption are the phrases of its prompt, and
     each object is named by some of the characters of its sentence. Where the whole caption names all objects (RefCOCO),

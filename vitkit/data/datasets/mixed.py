@@ -70,7 +70,7 @@ class MixedDataset(BaseImageDataset):
         return number, index - int(self._starts[number])
 
     def _ask(self, index: int, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a method of `BaseImageDataset` says of an image in its dataset."""
+        """Call a method of the dataset that an image belongs to."""
         number, position = self._find(index)
         return getattr(self.datasets[number], method.__name__)(position, *arguments)
 

@@ -1,4 +1,4 @@
-"""Images without their annotations, to learn from before there are labels."""
+"""Images without annotations, for pretraining."""
 
 import glob
 import hashlib

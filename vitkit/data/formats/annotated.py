@@ -145,7 +145,7 @@ class AnnotatedImages:
         self.categories[:] = [{"id": k, "name": name} for name, k in self._ids.items()]
 
     def outside(self) -> list[str]:
-        """Return the objects whose box or polygons have no part in their image: "annotation 3 of 'a.jpg'"."""
+        """Return the objects whose box or polygons lie outside their image: "annotation 3 of 'a.jpg'"."""
         images = {image["id"]: image for image in self.images}
         names = []
         for annotation in self.annotations:
@@ -185,7 +185,7 @@ class AnnotatedImages:
         return self.select(next(iter(self.splits.values())) if name is None else self.splits[name])
 
     def report(self, *, log: bool) -> None:
-        """Log what was assumed and left out in reading; raise a DataError if images cannot be read."""
+        """Log assumptions and omissions in reading; raise a DataError if images cannot be read."""
         for note in self.notes if log else ():
             logger.info("%s: %s", self.source, note)
         for reason, names in self.left_out.items():

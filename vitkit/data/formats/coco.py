@@ -58,7 +58,7 @@ def is_coco_file(path: Path) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of a valid file, and what of it was read in another form than COCO's."""
+    """Return the content of a valid file, and notes on what was converted to COCO's form."""
     with pause_gc():
         content = read_json(path)
         notes = read_exporters_fields(content)

@@ -1,4 +1,4 @@
-"""Reads what exporters write beside COCO's fields or in another form: rotations, texts as ids, paths, addresses."""
+"""Reads what exporters add to COCO's fields or write in another form: rotations, texts as ids, paths, addresses."""
 
 import os
 from collections import Counter
@@ -19,7 +19,7 @@ _UNREAD = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox"
 
 
 def read_exporters_fields(content: Any) -> list[str]:
-    """Turn what exporters write otherwise into COCO's fields, in place, and describe what was read so.
+    """Convert exporters' deviations from COCO's fields, in place, and describe them.
 
     Entries that are not objects, and values that mean nothing, are left to the checks of the schema.
     """
@@ -40,7 +40,7 @@ def has_text_id(annotation: Any) -> bool:
 
 
 class ExportersFields:
-    """Turns what exporters write otherwise into COCO's fields: in the images at once, in annotations as they are read.
+    """Converts exporters' deviations from COCO's fields: in the images at once, in annotations as they are read.
 
     Args:
         content: the file, whose images are changed in place, and whose annotations are not read.

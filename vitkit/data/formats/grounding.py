@@ -1,4 +1,4 @@
-"""Reads images with texts that say what is where: ODVG, MDETR's JSON, Flickr30k Entities and RefCOCO; writes ODVG.
+"""Reads images with texts grounded in boxes: ODVG, MDETR's JSON, Flickr30k Entities and RefCOCO.
 
 A text is a caption, of which each region names the characters [begin, end): a phrase is never searched in it, since
 "dog" is also in "hot dog". Lines of ODVG may have classes in place of a caption.
@@ -28,7 +28,7 @@ _UNIT = "expected characters [begin, end) of the caption, neither tokens nor byt
 
 
 class Region(NamedTuple):
-    """What a phrase of a caption, or a class, names in an image."""
+    """The boxes in an image that a phrase of a caption, or a class, names."""
 
     boxes_xyxy: list[list[float]]
     """One or more, in pixels."""

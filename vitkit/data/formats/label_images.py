@@ -144,7 +144,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
 
 
 def _image_of(label_name: str, files: ImageFiles) -> str | None:
-    """Find the image of a label image: by its name, or by its name without what follows an underscore."""
+    """Find the image of a label image: by its name, or by the part of it before an underscore."""
     name = Path(label_name).with_suffix("").as_posix()
     while True:
         if (image := files.find(name)) is not None or "_" not in Path(name).name:

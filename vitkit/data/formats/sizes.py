@@ -35,7 +35,7 @@ MAX_FRACTION = 1.01
 
 
 class Scaling(NamedTuple):
-    """How objects are scaled to fit the image files."""
+    """The scaling of objects that fits them to the image files."""
 
     notes: list[str]
     sizes: dict[int, tuple[tuple[int, int], tuple[int, int]]]

@@ -1,1 +1,1 @@
-"""From datasets to batches: settings, samplers, worker processes, collation."""
+"""Loading datasets as batches: settings, samplers, worker processes, collation."""

@@ -1,4 +1,4 @@
-"""How often each image occurs in an epoch, for datasets whose classes differ widely in frequency."""
+"""Sampling weights of images, for datasets whose classes differ widely in frequency."""
 
 from typing import Literal
 

@@ -122,7 +122,7 @@ class BatchLoader:
 
 
 class _BatchRequest(NamedTuple):
-    """What a worker is asked to load: the samples of one batch."""
+    """A request to a worker: to load the samples of one batch."""
 
     samples: list[SeededIndex]
     epoch: int | None

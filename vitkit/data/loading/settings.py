@@ -1,4 +1,4 @@
-"""The config's `data` section: which datasets, and how they are loaded."""
+"""The config's `data` section: the datasets and the settings of loading them."""
 
 import os
 import sys

@@ -66,7 +66,7 @@ def _with_root(value: Any, root: str) -> Any:
 def choose_fraction(
     count: int, fraction: float, seed: int | None = None, image_classes: tuple[np.ndarray, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Choose a fraction of so many images or lines, at least one: their indices, ascending.
+    """Choose a fraction of a number of images or lines, at least one: their indices, ascending.
 
     With one seed, a smaller fraction is a subset of a larger one.
 
@@ -98,7 +98,7 @@ def lacks_some(classes: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def match_classes(train: Dataset, val: Dataset) -> None:
-    """Let val have the classes of train, under the same ids, by name: it may lack some, or number them otherwise.
+    """Give val the classes of train, under the same ids, by name: it may lack some, or number them differently.
 
     With prompts it may also have others, which are then found by their phrases.
 

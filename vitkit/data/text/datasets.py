@@ -99,7 +99,7 @@ def _check_utf8(content: bytes, path: Path) -> None:
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """How a training dataset's vocabulary is trained; see `Vocabulary.train`."""
+    """Settings for training a dataset's vocabulary; see `Vocabulary.train`."""
 
     kind: VocabularyKind = "bpe"
     size: int | None = None

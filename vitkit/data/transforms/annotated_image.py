@@ -56,7 +56,7 @@ def check_rgb(image: np.ndarray, name: str) -> None:
 
 
 class Transforms(Protocol):
-    """The interface of what `TRANSFORMS.build` returns.
+    """The interface of transforms, as `TRANSFORMS.build` returns them.
 
     They may also be `TakesLazyImages` (vitkit.data.transforms.lazy_image).
     """
@@ -97,7 +97,7 @@ class ImageSource(Protocol):
     """Whether the images come with masks."""
 
     def training_indices(self) -> Sequence[int]:
-        """Return the indices of the images that are trained on, out of which others are drawn."""
+        """Return the indices of the training images, from which others are drawn."""
 
     def load_annotated(self, index: int) -> AnnotatedImage:
         """Load an image with its objects before any transform."""

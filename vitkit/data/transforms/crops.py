@@ -1,4 +1,4 @@
-"""Crops and resizes of images with their boxes and masks, as albumentations transforms that resize only once."""
+"""Cropping and resizing of images with their boxes and masks, as albumentations transforms that resize only once."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

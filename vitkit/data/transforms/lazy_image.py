@@ -1,4 +1,4 @@
-"""An image whose crops, margins, flips and colors wait until its final size is known, and are then applied at once."""
+"""Images whose crops, margins, flips and colors are applied together, once the final size is known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _LINEAR_FROM = 0.5
 
 @dataclass(frozen=True, eq=False)
 class LazyImage:
-    """An image whose transforms only note what they change; `render` computes the pixels, once and at their last size.
+    """An image whose transforms only record their changes; `render` computes the pixels, once and at their final size.
 
     A sequence of transforms writes and reads each pixel several times, and most pixels of an image that was zoomed out
     are margin, nearly all of which the last resize drops. Here the visible part of the source is resized once, and its

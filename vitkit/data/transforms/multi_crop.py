@@ -1,4 +1,4 @@
-"""Several crops of an image, for learning that they show the same."""
+"""Multi-crop augmentation for self-supervised learning."""
 
 import random
 from collections.abc import Callable, Sequence

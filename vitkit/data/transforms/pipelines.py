@@ -134,7 +134,7 @@ class _Pipeline:
         return AnnotatedImage(image, boxes[:, :4].astype(np.float32), sample.labels[rows], masks, result.get("mask"))
 
     def _apply_lazily(self, image: LazyImage, bboxes: np.ndarray) -> dict[str, Any]:
-        """Do what `Compose` does with the boxes of an array, the only images that it takes."""
+        """Transform a lazy image with its boxes, as `Compose` does with arrays, the only images that it takes."""
         processor, data = self._compose.processors["bboxes"], {"image": image}
         data["bboxes"] = processor.check_and_convert(bboxes, _size(image), "to")
         self._compose.py_random.random()  # which Compose draws, too, for a probability of its own

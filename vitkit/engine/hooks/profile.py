@@ -1,4 +1,4 @@
-"""What the parts of a training step take."""
+"""Profiles the parts of a training step."""
 
 import time
 from collections.abc import Iterator

@@ -187,7 +187,7 @@ class EndAfter(Hook):
         yield
 
     def after_epoch(self, run: TrainRun) -> None:
-        """Look at the main process's clock."""
+        """Read the main process's clock."""
         self.is_over = broadcast_object(time.monotonic() - self._began >= 60 * self.minutes)
         if self.is_over:
             print_line(f"ending with this epoch, as {self.minutes:.3g} minutes have passed")
