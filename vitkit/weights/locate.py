@@ -113,7 +113,7 @@ class Located:
     @property
     def zoo_name(self) -> str | None:
         """The weights' name in the model zoo's index, also of a published file by its own name; None if not listed."""
-        return self.name if self.kind == "published" else model_zoo.published_name(self.path)
+        return self.name if self.kind == "published" else model_zoo.published_name(self.name)
 
     @property
     def is_remote(self) -> bool:
