@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> None:
 
     try:
         if args.resume:
+            from vitkit.apps.training.api import check_resumable
             from vitkit.engine.checkpointing import CONFIG_NAME
-            from vitkit.engine.run_folder import check_resumable
 
             check_resumable(args.resume)
         config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides, trust=args.trust)

@@ -8,6 +8,7 @@ from huggingface_hub import ModelCard
 import vitkit
 from vitkit import load
 from vitkit.apps.conversion.convert import NAMES
+from vitkit.apps.conversion.transformers_writing import write_safetensors
 from vitkit.apps.datasets.writing import WRITERS
 from vitkit.apps.inference.card import Measured, save_metrics
 from vitkit.config import load_config
@@ -16,7 +17,6 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.tools import convert
 from vitkit.weights import read_checkpoint, save_checkpoint
-from vitkit.weights.writing import write_safetensors
 
 pytestmark = pytest.mark.smoke
 

@@ -19,8 +19,8 @@ from vitkit.distributed import broadcast_object, first_rank_first, is_main, worl
 from vitkit.engine.parallel import shard
 from vitkit.engine.preparation import Preparation
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.errors import ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.ops.images import in_channels
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset
@@ -99,29 +99,6 @@ def use_tokenizer(dataset: Dataset, spec: Spec) -> bool:
         return False
     dataset.target_vocabulary = find_tokenizer(tokenizer)
     return True
-
-
-def use_saved_vocabularies(
-    dataset: Dataset, checkpoint: Mapping[str, Any], name: str, spec: Spec
-) -> dict[str, Vocabulary]:
-    """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
-
-    Args:
-        checkpoint: what the checkpoint holds besides its weights.
-        name: its name, for errors.
-        spec: the config's `model` section, which may name the tokenizer of published weights.
-    Raises:
-        CheckpointError: the checkpoint contains no vocabularies.
-    """
-    if not dataset.has_vocabularies:
-        return {}
-    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"), name)
-    if not vocabularies and use_tokenizer(dataset, spec):
-        return vocabularies_of(dataset)
-    if not vocabularies:
-        raise CheckpointError(f"{name}: contains no vocabularies; expected a checkpoint of a model of text.")
-    set_vocabularies(dataset, vocabularies)
-    return vocabularies
 
 
 def collect_dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:

@@ -309,21 +309,6 @@ def writing_into(path: Path, *, option: str = "--run-dir") -> Iterator[None]:
         raise ConfigError(f"{option} {path}: cannot be written ({error.strerror}). {remedy}.") from error
 
 
-def check_resumable(run_dir: Path) -> None:
-    """Raise an error unless a folder holds a config and a checkpoint.
-
-    Raises:
-        ConfigError: one of them is missing.
-    """
-    missing = [] if (run_dir / CONFIG_NAME).is_file() else [CONFIG_NAME]
-    missing += [] if (run_dir / LAST_NAME).is_file() or any(run_dir.glob("step_*.pth")) else [LAST_NAME]
-    if missing:
-        raise ConfigError(
-            f"--resume {run_dir}: contains no run to resume (no {missing[0]}). Pass a run's folder; start a run that "
-            "was stopped before its first checkpoint anew, without --resume."
-        )
-
-
 def report_changes(run_dir: Path, saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Warn about changed keys in a run's config, and explain the effects.
 

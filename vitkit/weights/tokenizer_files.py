@@ -31,7 +31,7 @@ BERT = "bert-base-uncased"
 _BERT_URL = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt"
 _BERT_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_ROWS = (
+ROWS = (
     *("word_embeddings.weight", "cls.predictions.bias", "cls.predictions.decoder.weight"),
     *("cls.predictions.decoder.bias", "wte.weight", "lm_head.weight"),
 )
@@ -138,7 +138,7 @@ def renumber(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> di
     """
     numbers = torch.tensor(vocabulary.numbers)
     state = dict(state)
-    for key in [key for key in state if key.endswith(_ROWS)]:
+    for key in [key for key in state if key.endswith(ROWS)]:
         if len(state[key]) <= numbers.max():
             raise CheckpointError(f"{key}: {len(state[key])} rows for tokens up to {numbers.max()}. Get it again.")
         state[key] = state[key][numbers]
@@ -146,18 +146,4 @@ def renumber(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> di
     if copies:
         state[_BIAS] = torch.zeros(len(numbers))
         state[_BIAS][copies] = _NEVER
-    return state
-
-
-def in_file_order(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> dict[str, Tensor]:
-    """Return the library's weights, written from vitkit's, with rows in the order of the file's numbers."""
-    state, numbers = dict(state), vocabulary.numbers
-    num_special = len(vocabulary.special)
-    for key in [key for key in state if key.endswith(_ROWS)]:
-        rows = state[key]
-        ordered = rows.new_zeros(max(numbers) + 1, *rows.shape[1:])
-        ordered[numbers[num_special:]] = rows[num_special:]
-        for index in range(num_special):  # where one token stands for several, the last one is EOS
-            ordered[numbers[index]] = rows[index]
-        state[key] = ordered
     return state

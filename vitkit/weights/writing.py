@@ -1,17 +1,13 @@
 """Checkpoint files, written atomically: a file with its final name is always complete."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors.torch import save
-from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import link_atomically, write_atomically
-from vitkit.weights.transformers_folder import METADATA
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
@@ -27,20 +23,6 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write bytes in the same way as `save_checkpoint`."""
     _write(path, lambda file: file.write(data))
-
-
-def write_safetensors(path: Path, state: Mapping[str, Tensor], entries: Mapping[str, Any] | None = None) -> None:
-    """Write a .safetensors file atomically.
-
-    Args:
-        entries: what a checkpoint holds besides the weights (`MODEL_ENTRIES`), for `read_checkpoint`.
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    header = {"format": "pt"} | ({METADATA: json.dumps(entries)} if entries else {})
-    # Each tensor is stored separately, even if several are views of one.
-    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, header)
-    write_bytes(path, data)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:

@@ -5,11 +5,10 @@ import torch
 from helpers.transformers_models import BUILDERS, build_theirs, compare
 
 from vitkit import CheckpointError, load_config, load_weights
-from vitkit.apps.conversion.transformers_writing import make_config_json
+from vitkit.apps.conversion.transformers_writing import make_config_json, write_safetensors
 from vitkit.apps.inference import Predictor, find_model
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import write_names
-from vitkit.weights.writing import write_safetensors
 
 
 def random_model(spec):

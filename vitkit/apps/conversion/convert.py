@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitkit.apps.conversion.transformers_writing import DIFFERING, TOKENIZER, write_folder
+from vitkit.apps.conversion.transformers_writing import DIFFERING, TOKENIZER, write_folder, write_safetensors
 from vitkit.apps.inference.card import card_path, make_card, read_metrics
 from vitkit.apps.inference.load import check_not_exported, find_trained, load
 from vitkit.apps.inference.predictor import Predictor
@@ -23,7 +23,6 @@ from vitkit.weights.hub import PREPROCESSOR
 from vitkit.weights.locate import Located
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
 from vitkit.weights.transformers_folder import CONFIG, MODEL_ENTRIES
-from vitkit.weights.writing import write_safetensors
 
 NAMES = ("official", "transformers", "vitkit")
 ENDINGS = (".pth", ".safetensors")

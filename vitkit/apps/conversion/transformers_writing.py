@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
+from torch import Tensor
+
 from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import TextModel, Translator
@@ -24,10 +27,10 @@ from vitkit.structures import EOS
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.weights.hub import PREPROCESSOR
 from vitkit.weights.marian import FILES, TARGET_NUMBERS
+from vitkit.weights.tokenizer_files import ROWS
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
-from vitkit.weights.tokenizer_files import in_file_order
-from vitkit.weights.transformers_folder import CONFIG, WEIGHTS
-from vitkit.weights.writing import write_bytes, write_safetensors
+from vitkit.weights.transformers_folder import CONFIG, METADATA, WEIGHTS
+from vitkit.weights.writing import write_bytes
 
 logger = logging.getLogger("vitkit")
 
@@ -62,7 +65,7 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
     if isinstance(loaded, LanguageModel):
         if isinstance(loaded.vocabulary, TokenizerVocabulary):
             files[TOKENIZER_FILE] = loaded.vocabulary.content.encode()
-            result = result._replace(state=in_file_order(result.state, loaded.vocabulary))
+            result = result._replace(state=order_as_file(result.state, loaded.vocabulary))
     elif isinstance(loaded, Translator):
         files |= make_token_files(loaded.vocabularies)
     else:
@@ -75,6 +78,34 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
         write_bytes(folder / name, data)
     write_safetensors(folder / WEIGHTS[0], result.state)
     return result
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor], entries: Mapping[str, Any] | None = None) -> None:
+    """Write a .safetensors file atomically.
+
+    Args:
+        entries: what a checkpoint holds besides the weights (`MODEL_ENTRIES`), for `read_checkpoint`.
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    header = {"format": "pt"} | ({METADATA: json.dumps(entries)} if entries else {})
+    # Each tensor is stored separately, even if several are views of one.
+    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, header)
+    write_bytes(path, data)
+
+
+def order_as_file(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> dict[str, Tensor]:
+    """Return the library's weights, written from vitkit's, with rows in the order of the file's numbers."""
+    state, numbers = dict(state), vocabulary.numbers
+    num_special = len(vocabulary.special)
+    for key in [key for key in state if key.endswith(ROWS)]:
+        rows = state[key]
+        ordered = rows.new_zeros(max(numbers) + 1, *rows.shape[1:])
+        ordered[numbers[num_special:]] = rows[num_special:]
+        for index in range(num_special):  # where one token stands for several, the last one is EOS
+            ordered[numbers[index]] = rows[index]
+        state[key] = ordered
+    return state
 
 
 def _as_json(values: Mapping[str, Any]) -> bytes:

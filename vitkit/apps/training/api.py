@@ -22,7 +22,6 @@ from vitkit.devices import default_device
 from vitkit.distributed import is_main
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Hook, Interrupted
-from vitkit.engine.run_folder import check_resumable
 from vitkit.engine.trainer import run_training
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
@@ -189,3 +188,18 @@ def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[tor
         yield rank_device
     finally:
         close_distributed()
+
+
+def check_resumable(run_dir: Path) -> None:
+    """Raise an error unless a folder holds a config and a checkpoint.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    missing = [] if (run_dir / CONFIG_NAME).is_file() else [CONFIG_NAME]
+    missing += [] if (run_dir / LAST_NAME).is_file() or any(run_dir.glob("step_*.pth")) else [LAST_NAME]
+    if missing:
+        raise ConfigError(
+            f"--resume {run_dir}: contains no run to resume (no {missing[0]}). Pass a run's folder; start a run that "
+            "was stopped before its first checkpoint anew, without --resume."
+        )

@@ -24,16 +24,17 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
 from vitkit.devices import Precision, resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
-from vitkit.engine.build import build_model_for, use_saved_vocabularies
+from vitkit.engine.build import build_model_for, use_tokenizer
 from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols.criterion import Criterion
-from vitkit.protocols.dataset import Loader
+from vitkit.protocols.dataset import Dataset, Loader
 from vitkit.protocols.evaluator import Evaluator
-from vitkit.registry import CRITERIA, EVALUATORS
+from vitkit.registry import CRITERIA, EVALUATORS, Spec
 from vitkit.structures import Batch, ScoreThresholds
+from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import LoadReport
 from vitkit.weights.locate import Located, Weights
@@ -274,3 +275,26 @@ def _precision(config: Mapping[str, Any], device: torch.device) -> Precision:
     if message := slow_precision(precision, device):
         logger.warning("%s", message)
     return precision
+
+
+def use_saved_vocabularies(
+    dataset: Dataset, checkpoint: Mapping[str, Any], name: str, spec: Spec
+) -> dict[str, Vocabulary]:
+    """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
+
+    Args:
+        checkpoint: what the checkpoint holds besides its weights.
+        name: its name, for errors.
+        spec: the config's `model` section, which may name the tokenizer of published weights.
+    Raises:
+        CheckpointError: the checkpoint contains no vocabularies.
+    """
+    if not dataset.has_vocabularies:
+        return {}
+    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"), name)
+    if not vocabularies and use_tokenizer(dataset, spec):
+        return vocabularies_of(dataset)
+    if not vocabularies:
+        raise CheckpointError(f"{name}: contains no vocabularies; expected a checkpoint of a model of text.")
+    set_vocabularies(dataset, vocabularies)
+    return vocabularies
