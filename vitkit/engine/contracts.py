@@ -70,7 +70,7 @@ def _check_image(image: Any, name: str) -> None:
     )
 
 
-def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
+def check_outputs(model: nn.Module, criterion: Criterion, outputs: Any) -> None:
     """Check that a model's outputs have the fields that its criterion needs.
 
     Raises:
@@ -83,8 +83,7 @@ def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
             f"{name}: returns {type(outputs).__name__}; expected a dict of outputs by name. See class Head in "
             "vitkit/protocols/model.py."
         )
-    needed = criterion.needs_outputs if isinstance(criterion, Criterion) else ()
-    missing = [field for field in needed if field not in outputs]
+    missing = [field for field in criterion.needs_outputs if field not in outputs]
     if missing:
         raise ConfigError(
             f"{name}: returns {_list(outputs)}, but criterion {type(criterion).__name__} also needs "

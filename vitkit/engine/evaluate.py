@@ -48,9 +48,9 @@ def evaluate(
     Raises:
         TrainingError: there is not enough memory for a batch.
     """
-    if isinstance(criterion, Criterion) and criterion.training_only:
+    if criterion is not None and criterion.training_only:
         criterion = None
-    meters = criterion.meters if isinstance(criterion, Criterion) else {}
+    meters = {} if criterion is None else criterion.meters
     takes_outputs = evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs
     remedies = partial(evaluation_remedies, precision=precision)

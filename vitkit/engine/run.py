@@ -57,7 +57,7 @@ class TrainRun:
                 self.model, decay=decay, ramp_steps=self.settings.ema_ramp_steps, module=self.model_to_average
             )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
-        self.meters = self.criterion.meters if isinstance(self.criterion, Criterion) else {}
+        self.meters = self.criterion.meters
         # Collecting them from all modules can take as long as a step's norm of gradients.
         self.parameters = list(self.model.parameters())
         self.wrapped_model = wrap(self.model, self.settings, self.device)

@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 def train_step(
     model: nn.Module,
-    criterion: nn.Module,
+    criterion: Criterion,
     batches: Iterator[Batch],
     num_batches: int,
     *,
@@ -165,10 +165,10 @@ def seed_batch(seed: int, progress: Progress, index: int, *, stage: int) -> None
 
 
 def step_shares(
-    criterion: nn.Module, targets: Sequence[Sequence[Mapping[str, Any]]], device: torch.device
+    criterion: Criterion, targets: Sequence[Sequence[Mapping[str, Any]]], device: torch.device
 ) -> list[Tensor]:
     """Return `Criterion.step_share` for each batch of a step, from the targets of all of them."""
-    counts = [float(criterion.count(part) if isinstance(criterion, Criterion) else len(part)) for part in targets]
+    counts = [float(criterion.count(part)) for part in targets]
     total = all_reduce_sum(torch.tensor(sum(counts), device=device))
     mean = total.where(total > 0, 1) / (len(counts) * world_size())
     return [mean / (count or 1) for count in counts]
