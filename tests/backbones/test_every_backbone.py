@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 
 SWIN = dict(embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 2, 2, 4], window=3)

@@ -4,8 +4,8 @@ import torch
 from vitkit.apps.analysis.macs import count_macs
 from vitkit.backbones.lrnet import LRNET_VARIANTS
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
 

@@ -8,8 +8,8 @@ from torchvision.models.video import mvit as tv
 
 from vitkit.backbones.mvit import MVIT_VARIANTS
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.pooling_attention import PoolingAttention
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights

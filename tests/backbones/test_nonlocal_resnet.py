@@ -4,8 +4,8 @@ import torchvision
 
 from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.non_local import PAIRWISE, NonLocalBlock
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights

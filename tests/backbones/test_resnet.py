@@ -12,7 +12,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.image_files import read_image
 from vitkit.models.classifier import Classifier
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.registry import BACKBONES, TRANSFORMS
 from vitkit.weights import load_pretrained
 

@@ -7,8 +7,8 @@ from torch import nn
 from vitkit.backbones.swin import SWIN_VARIANTS, WindowAttention
 from vitkit.backbones.swinv2 import SWINV2_VARIANTS
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from vitkit.backbones.timesformer import SCHEMES, STEPS, TIMESFORMER_VARIANTS, join_groups, split_groups
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights
 

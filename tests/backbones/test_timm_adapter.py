@@ -11,7 +11,7 @@ from vitkit.config import load_config
 from vitkit.engine.build import build_model
 from vitkit.engine.optimizers import layer_factors
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights
 

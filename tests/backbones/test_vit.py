@@ -8,8 +8,8 @@ from vitkit.backbones.vit import VIT_VARIANTS
 from vitkit.backbones.vit_blocks import Attention, Block
 from vitkit.backbones.vitdet import WindowAttention
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 
 COUNTS = {

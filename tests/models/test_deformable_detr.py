@@ -7,9 +7,9 @@ from vitkit.config import load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.deformable_transformer import flatten_levels, in_padded_maps
 from vitkit.nn.detection import boxes_around
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA
 from vitkit.weights import load_weights
 

@@ -6,8 +6,8 @@ from torch import nn
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import normalize_images, pad_to_multiple, resize_mask
 from vitkit.structures import FeatureInfo
 from vitkit.weights import load_pretrained

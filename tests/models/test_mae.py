@@ -10,7 +10,7 @@ from vitkit.engine import trainer
 from vitkit.engine.build import load_initial_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.mae import MAE, ReconstructionLoss, join_patches, patch_statistics, split_patches
-from vitkit.nn.position import mae_positions
+from vitkit.nn.vit_positions import mae_positions
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights, read_checkpoint
 

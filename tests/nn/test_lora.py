@@ -11,8 +11,8 @@ from torch import nn
 
 from vitkit import load
 from vitkit.errors import ConfigError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import MultiHeadAttention
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.lora import LoRA, LoRAConv2d, LoRALinear
 from vitkit.nn.transformer import FeedForward
 from vitkit.registry import BACKBONES, MODELS

@@ -3,14 +3,8 @@ import math
 import pytest
 import torch
 
-from vitkit.nn.position import (
-    pad_rotations,
-    resize_positions_2d,
-    rotary_positions_2d,
-    rotate,
-    sine_positions_1d,
-    sine_positions_2d,
-)
+from vitkit.nn.position import sine_positions_1d, sine_positions_2d
+from vitkit.nn.vit_positions import pad_rotations, resize_positions_2d, rotary_positions_2d, rotate
 
 
 def test_1d_encoding_equals_the_formula_of_the_paper():

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vitkit.errors import ConfigError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 
 D, HEADS, FFN = 16, 4, 32

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 
 pytestmark = pytest.mark.peers

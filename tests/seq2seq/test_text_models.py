@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.nn.additive_attention import SCORES
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import MODELS
 from vitkit.seq2seq.language_models import prefix_mask
 from vitkit.structures import BOS, EOS, PAD

@@ -13,7 +13,7 @@ from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, check_
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_tokens
-from vitkit.nn.position import resize_positions_1d, resize_positions_2d
+from vitkit.nn.vit_positions import resize_positions_1d, resize_positions_2d
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo

@@ -16,7 +16,7 @@ from vitkit.kernels.linear import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear, TokenMLP
-from vitkit.nn.position import resize_positions_2d
+from vitkit.nn.vit_positions import resize_positions_2d
 from vitkit.nn.windows import relative_position_index, shift_bias
 from vitkit.ops.images import check_images, pad_to_multiple
 from vitkit.registry import BACKBONES

@@ -20,7 +20,7 @@ from vitkit.backbones.vit_blocks import Attention, PatchEmbedding, add, check_si
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.layers import Linear, TokenMLP
-from vitkit.nn.position import resize_positions_2d
+from vitkit.nn.vit_positions import resize_positions_2d
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 

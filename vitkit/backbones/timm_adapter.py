@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitkit.backbones.base import BackboneBase
 from vitkit.backbones.timm_blocks import make_lean
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.layers import keep_statistics
+from vitkit.nn.activation_checkpointing import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, pad_to_multiple
 from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, nearest

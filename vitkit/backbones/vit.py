@@ -20,7 +20,7 @@ from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, ini
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU
-from vitkit.nn.position import (
+from vitkit.nn.vit_positions import (
     mae_positions,
     pad_rotations,
     resize_positions_1d,

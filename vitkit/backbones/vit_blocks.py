@@ -16,7 +16,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP
-from vitkit.nn.position import rotate
+from vitkit.nn.vit_positions import rotate
 from vitkit.ops.images import padding_to_multiple
 from vitkit.protocols.backbone import Backbone
 from vitkit.registry import nearest

@@ -15,8 +15,8 @@ from vitkit.backbones.vit_blocks import Attention
 from vitkit.errors import ConfigError
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
-from vitkit.nn.position import resize_positions_1d
 from vitkit.nn.relative_attention import attend_relative
+from vitkit.nn.vit_positions import resize_positions_1d
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 

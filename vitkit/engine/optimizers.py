@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import find_recomputable_blocks
+from vitkit.nn.activation_checkpointing import find_recomputable_blocks
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
 from vitkit.registry import OPTIMIZERS, nearest

@@ -24,7 +24,7 @@ from vitkit.distributed import broadcast, is_main, world_size
 from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import find_recomputable_blocks
+from vitkit.nn.activation_checkpointing import find_recomputable_blocks
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions()

@@ -17,7 +17,7 @@ from vitkit.backbones.vit_blocks import Block
 from vitkit.errors import ConfigError, DataError
 from vitkit.models.pretraining import PretrainingModel, pooled_features
 from vitkit.nn.layers import Linear
-from vitkit.nn.position import mae_positions, resize_positions_2d
+from vitkit.nn.vit_positions import mae_positions, resize_positions_2d
 from vitkit.ops.images import per_channel, pixel_statistics
 from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA, MODELS, Spec

@@ -1,22 +1,18 @@
-"""Small layers, norms merged into convolutions, and activation checkpointing."""
+"""Small layers: linear ones, networks of two, and learned scales."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
-from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.errors import CheckpointError, ConfigError
-from vitkit.kernels import plain_only
+from vitkit.errors import ConfigError
 from vitkit.kernels.linear import gelu_linear, linear, relu_dropout
+from vitkit.nn.conv_norm import InferenceOnly, is_watched
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -39,38 +35,6 @@ class Linear(nn.Linear):
         return FusedLinear(self) if type(self) is Linear and not is_watched(self) else self
 
 
-class InferenceOnly(nn.Module):
-    """Base of a layer prepared for inference by `vitkit.protocols.model.Model.fuse`: it keeps its weights also in the
-    processor's order, in `_cache`, and is neither trained nor saved."""
-
-    _cache: dict[str, Any]
-
-    def train(self, mode: bool = True) -> "InferenceOnly":
-        """Refuse training mode, since norms and their weights are no longer there."""
-        if mode:
-            raise ConfigError("train: the module is fused (Model.fuse), for inference only. Train a model before it.")
-        return super().train(mode)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}  # the processor's order is for this process
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "InferenceOnly":
-        self._cache = {}
-        return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(self, *_: Any) -> NoReturn:
-        raise CheckpointError(
-            "state_dict: the model is fused (Model.fuse), so its weights fit no other model. Save the model that was "
-            "not fused (of a predictor, predictor.model), and fuse a copy: copy.deepcopy(model).fuse()."
-        )
-
-    def _load_from_state_dict(self, *_: Any) -> NoReturn:
-        raise CheckpointError(
-            "load_state_dict: the model is fused (Model.fuse), so it has no norms to load weights into. Load them "
-            "into the model before fusing it."
-        )
-
-
 class FusedLinear(InferenceOnly, Linear):
     """A linear layer that keeps its weight also in the processor's order, for inference only."""
 
@@ -83,13 +47,6 @@ class FusedLinear(InferenceOnly, Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         return linear(x, self.weight, self.bias, cache=self._cache)
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which see its input, its output or their gradients, or a `forward` of its own
-    in place of its class's."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in module.__dict__  # PyTorch 2.6 does not compile vars()
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -211,118 +168,3 @@ class LayerScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model)."""
         return x * self.gamma
-
-
-def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
-    """Return `norm(conv(x))`; except on CUDA, a norm that is a fixed scale and shift is merged at almost no cost, if
-    neither of the two is watched."""
-    if isinstance(norm, nn.Identity):  # in a fused model the convolution has it
-        return conv(x)
-    if is_watched(conv) or is_watched(norm):
-        return norm(conv(x))
-    if torch.is_grad_enabled() and conv.weight.requires_grad:
-        if not isinstance(norm, FrozenBatchNorm2d):
-            return norm(conv(x))
-        # Scaled weights would be stored for the backward pass, as many as the network has; so scale the output in
-        # place.
-        scale, shift = _scale_and_shift(norm)
-        return conv(x).mul_(scale.view(1, -1, 1, 1)).add_(shift.view(1, -1, 1, 1))
-    if not is_fixed(norm):
-        return norm(conv(x))
-    if x.is_cuda:  # one kernel, where merging has six that take longer to launch than to run
-        return F.batch_norm(conv(x), norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
-    return F.conv2d(x, *merge_norm(conv, norm), conv.stride, conv.padding, conv.dilation, conv.groups)
-
-
-def is_fixed(norm: nn.Module) -> bool:
-    """Return whether a norm is a fixed scale and shift: frozen, or a batch norm that uses its statistics."""
-    uses_statistics = type(norm) is nn.BatchNorm2d and not norm.training
-    return isinstance(norm, FrozenBatchNorm2d) or (uses_statistics and not plain_only())
-
-
-def merge_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the convolution followed by a norm that uses its statistics."""
-    weight, bias = merge_norm_unrounded(conv, norm)
-    return weight.type_as(conv.weight), bias.type_as(conv.weight)
-
-
-def merge_norm_unrounded(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return weight and bias as `merge_norm` does, but in float32 if the convolution is in half precision."""
-    scale, shift = _scale_and_shift(norm)
-    bias = shift if conv.bias is None else shift + conv.bias * scale
-    return conv.weight * scale.view(-1, 1, 1, 1), bias
-
-
-def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    # In half precision, scale and shift would be rounded several times over.
-    mean, variance = (x.float() if x.dtype.itemsize < 4 else x for x in (norm.running_mean, norm.running_var))
-    scale = (variance + norm.eps).rsqrt()
-    if norm.weight is None:  # a batch norm without affine parameters
-        return scale, -mean * scale
-    scale = norm.weight * scale
-    return scale, norm.bias - mean * scale
-
-
-def find_recomputable_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks of a model that can recompute their activations in the backward pass, by name.
-
-    These are the modules whose class has the attribute `activation_checkpointing`: False, or a property whose setter
-    enables it, for a block that does so itself.
-    """
-    return {name: m for name, m in model.named_modules() if hasattr(type(m), "activation_checkpointing")}
-
-
-def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> int:
-    """Make the blocks of a model discard their activations and recompute them in the backward pass.
-
-    Gradients and statistics stay the same; a training step takes about a third longer.
-
-    Returns:
-        the number of blocks, see `find_recomputable_blocks`.
-    Raises:
-        ConfigError: the model has no such block.
-    """
-    blocks = find_recomputable_blocks(model).values()
-    if not blocks:
-        raise ConfigError(f"{type(model).__name__} has no blocks that can recompute their activations.")
-    for block in blocks:
-        if isinstance(type(block).activation_checkpointing, property):
-            block.activation_checkpointing = enabled
-        elif enabled:
-            # In place of the class's `forward`, so that whoever calls the block need not know of it.
-            block.forward = partial(_recompute, block)
-        else:
-            vars(block).pop("forward", None)
-    return len(blocks)
-
-
-def _recompute(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run a block's forward pass; in training its activations are discarded, and recomputed in the backward pass."""
-    forward = partial(type(block).forward, block)
-    if not block.training:
-        return forward(*args, **kwargs)
-    if torch.compiler.is_compiling():
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    contexts = partial(_checkpoint_contexts, block)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-
-def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts for a block's forward pass and for its recomputation."""
-    return nullcontext(), keep_statistics(block)
-
-
-@contextmanager
-def keep_statistics(block: nn.Module) -> Iterator[None]:
-    """Leave the statistics of batch norms as they are inside a `with` block."""
-    # The recomputation shows a batch to the norms for the second time.
-    norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, before):
-            norm.momentum = momentum
-            norm.num_batches_tracked.copy_(count)

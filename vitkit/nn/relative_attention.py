@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitkit.kernels import plain_only
 from vitkit.nn.attention import attend
-from vitkit.nn.position import resize_positions_1d
+from vitkit.nn.vit_positions import resize_positions_1d
 
 Size = tuple[int, ...]
 

@@ -16,7 +16,7 @@ from vitkit.apps.analysis.memory import saved_bytes, training_memory
 from vitkit.engine.parallel import shard
 from vitkit.errors import ConfigError
 from vitkit.kernels import use_kernels
-from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 
 SHAPE = (2, 3, 128, 128)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitkit.apps.analysis.memory import count_saved_by_part, saved_bytes
 from vitkit.devices import Precision
-from vitkit.nn.layers import enable_activation_checkpointing, find_recomputable_blocks
+from vitkit.nn.activation_checkpointing import enable_activation_checkpointing, find_recomputable_blocks
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

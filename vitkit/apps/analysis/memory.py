@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from vitkit.apps.analysis.macs import track_running_modules
 from vitkit.devices import synchronize
+from vitkit.nn.activation_checkpointing import find_recomputable_blocks
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.layers import find_recomputable_blocks
 
 
 @dataclass
