@@ -137,11 +137,6 @@ class RunCheckpoints:
                 f"fewer (train.keep_checkpoints={self.keep})."
             )
 
-    def _plain_values(self, progress: Progress) -> dict[str, Any]:
-        """Return the contents of a checkpoint other than tensors."""
-        measured = {"measured": dict(self.measured)} if self.measured else {}
-        return {"progress": asdict(progress), **measured, **self.saved_with}
-
     def per_rank_state(self) -> list[dict[str, Any]]:
         """Return the state that differs between ranks, on the main process; an empty list elsewhere.
 
@@ -174,7 +169,8 @@ class RunCheckpoints:
         """
         if per_rank is None:
             per_rank = self.per_rank_state()
-        values = self._plain_values(progress)
+        measured = {"measured": dict(self.measured)} if self.measured else {}
+        values = {"progress": asdict(progress), **measured, **self.saved_with}
         per_rank_lists = {name: [state[name] for state in per_rank] for name in ("rng", "meters")}
         files = {LAST_NAME: (self.parts, values | per_rank_lists)}
         averaged = self.parts["ema"].module if "ema" in self.parts else self.parts["model"]
@@ -184,7 +180,10 @@ class RunCheckpoints:
         if is_best:
             files = {BEST_NAME: ({"model": self.parts.get("ema", self.parts["model"])}, values), **files}
         written: set[str] = set()
-        failure = self._agree(self._lost_folder())
+        failure = None
+        if is_main() and not self.owns_folder():
+            failure = f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
+        failure = self._agree(failure)
         is_lost = failure is not None
         for name, (parts, other_values) in files.items():
             if failure is None:
@@ -204,12 +203,6 @@ class RunCheckpoints:
         """Broadcast the main process's failure if all ranks save together."""
         # All ranks must react in the same way.
         return broadcast_object(failure) if is_sharded(self.parts["model"]) else failure
-
-    def _lost_folder(self) -> str | None:
-        """Return a description of the issue if the folder no longer belongs to this run."""
-        if not is_main() or self.owns_folder():
-            return None
-        return f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
 
     def _write(self, name: str, parts: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
         """Write the parts' states and other values; return the issue, if any. All ranks must call it."""

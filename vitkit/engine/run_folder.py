@@ -247,7 +247,10 @@ def run_folder(
             if resume and checkpoint is None:
                 raise ConfigError(f"--resume {resume}: none of its checkpoints can be read.")
             if not continues and (lock.path / LOG_NAME).exists():
-                raise _contains_run_error(lock.path)
+                remedy = f"Resume it with --resume {lock.path}, or choose another folder."
+                if find_newest_checkpoint(lock.path) is None:
+                    remedy = "It has no checkpoint yet. Remove it, or choose another folder."
+                raise ConfigError(f"--run-dir {lock.path}: already contains a run. {remedy}")
             chosen = lock.path, checkpoint
         path, checkpoint = broadcast_object(chosen)
         yield RunFolder(path, checkpoint, lock)
@@ -286,13 +289,6 @@ def _make(path: Path) -> bool:
                 return False
             raise
     return True
-
-
-def _contains_run_error(path: Path) -> ConfigError:
-    remedy = f"Resume it with --resume {path}, or choose another folder."
-    if find_newest_checkpoint(path) is None:
-        remedy = "It has no checkpoint yet. Remove it, or choose another folder."
-    return ConfigError(f"--run-dir {path}: already contains a run. {remedy}")
 
 
 @contextmanager

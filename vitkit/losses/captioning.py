@@ -83,7 +83,7 @@ class CaptionLoss(Criterion):
             real = tokens != PAD
             attention = outputs["attention"].float() * real[..., None]
             missing = (1 - attention.sum(1)).square().masked_fill(outputs["annotation_padding"], 0.0)
-            num_words = self._normalizer(real)
+            num_words = mean_of_batches(self, real.sum().float()).clamp(min=1)  # the average per rank
             losses["doubly_stochastic"] = self.doubly_stochastic * missing.sum() / num_words
             if "reward_baseline" in outputs:
                 losses |= self._hard_losses(outputs, attention, tokens, num_words)
@@ -92,10 +92,6 @@ class CaptionLoss(Criterion):
     def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
         """Return the number of words."""
         return self.sequence.count(targets)
-
-    def _normalizer(self, real: Tensor) -> Tensor:
-        """Return the average number of words per rank."""
-        return mean_of_batches(self, real.sum().float()).clamp(min=1)
 
     def _hard_losses(
         self, outputs: Mapping[str, Tensor], attention: Tensor, tokens: Tensor, num_words: Tensor

@@ -184,7 +184,9 @@ class MatchedCriterion(Criterion):
         num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
         matched_sum, class_weights = num_matched, None
         if self.class_weights is not None and not sets.class_agnostic:
-            self._check_class_weights(logits.shape[-1])
+            num_classes = logits.shape[-1] - (self.no_object_weight > 0)
+            if len(self.class_weights) != num_classes:
+                raise ConfigError(f"class_weights: got {len(self.class_weights)}; the model has {num_classes} classes.")
             class_weights = self.class_weights[labels]
             # Layers have the same targets, so the same sum, unless an image has more of them than queries.
             matched_sum = class_weights.sum(1).mean()
@@ -198,11 +200,6 @@ class MatchedCriterion(Criterion):
             num_queries=num_queries,
         )
         return MatchedLayers(logits, indices, target, labels, normalizer, num_targets, class_weights)
-
-    def _check_class_weights(self, num_logits: int) -> None:
-        expected = num_logits - (self.no_object_weight > 0)
-        if len(self.class_weights) != expected:
-            raise ConfigError(f"class_weights: got {len(self.class_weights)}; the model has {expected} classes.")
 
     def cross_entropy(self, matched: MatchedLayers) -> Tensor:
         """Return the cross entropy of each layer, (L,); the target of unmatched queries is "no object", the last class.

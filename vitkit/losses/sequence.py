@@ -73,13 +73,10 @@ class SequenceLoss(Criterion):
             correct = (log_probs.detach().argmax(dim=-1) == tokens) & counted
         self.meters["token_accuracy"].add(correct.sum(), count)
         self.meters["nll"].add(nll, count)
-        return {"cross_entropy": loss / self._normalizer(count)}
+        # By the average number of tokens per rank, the mean of the ranks' gradients is that of the joined batch.
+        least = 1 / world_size() if self.training else 1
+        return {"cross_entropy": loss / mean_of_batches(self, count.float()).clamp(min=least)}
 
     def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
         """Return the number of tokens."""
         return sum(int((target["tokens"] != PAD).sum()) for target in targets)
-
-    def _normalizer(self, count: Tensor) -> Tensor:
-        """Return the average number of tokens per rank."""
-        # With it, the mean of the ranks' gradients is that of the joined batch.
-        return mean_of_batches(self, count.float()).clamp(min=1 / world_size() if self.training else 1)

@@ -1,7 +1,7 @@
 """Activation checkpointing: blocks that recompute their activations in the backward pass."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -53,13 +53,9 @@ def _recompute(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
     if torch.compiler.is_compiling():
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    contexts = partial(_checkpoint_contexts, block)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-
-def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts for a block's forward pass and for its recomputation."""
-    return nullcontext(), keep_statistics(block)
+    return checkpoint(
+        forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), keep_statistics(block)), **kwargs
+    )
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class LoRA:
         """
         names = list(model.state_dict())
         if self.train is not None:
-            parents = {name: [name, *_parents(name)] for name in names}
+            parents = {name: [name, *(name[: dot.start()] for dot in re.finditer(r"\.", name))] for name in names}
             known = {parent for name in names for parent in parents[name]}
             wanted = set(_matching(self.train, known, "train.lora.train", "parameter or part"))
             return {name for name in names if wanted & set(parents[name])}
@@ -301,9 +301,3 @@ def _alternatives(pattern: str) -> list[str]:
             text = re.sub(r"[^.*]*$", "", alternatives[-1]) + text
         alternatives.append(text)
     return alternatives
-
-
-def _parents(name: str) -> list[str]:
-    """Return the dotted names of the modules that contain a module or parameter."""
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]

@@ -44,6 +44,8 @@ class Backbone:
     or None if they stay random. A model without a backbone may have it, for its word vectors."""
     optional_weights: Sequence[str] = ()
     """Patterns ("*.rel_pos_h") of the entries that pretrained weights may lack."""
+    renames_itself: bool = False
+    """Whether its `adapt_state` converts all names of weights, which are not matched against the official formats."""
     hidden_settings: Mapping[str, Any] = MappingProxyType({})
     """Arguments that the names and shapes of weights do not show, though the weights are wrong for another value."""
 

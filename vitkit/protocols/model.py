@@ -215,11 +215,7 @@ class OffersExportGraph(Protocol):
 
 @runtime_checkable
 class AdaptsState(Protocol):
-    """A module that can convert a state dict of another form to its own.
-
-    If it has `renames_itself`, and that is true, it converts all names of its weights, which are then not matched
-    against the official formats.
-    """
+    """A module that can convert a state dict of another form to its own."""
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert the entries whose names start with `prefix`, in place."""

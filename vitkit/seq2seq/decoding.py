@@ -242,7 +242,11 @@ def _row_by_row(
     if num_samples > 1:
         rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(num_samples)
         state, tokens = state.select(rows), tokens[rows]
-    draws = _uniform_draws(len(tokens), settings).to(tokens.device) if settings.method == "sample" else None
+    draws = None
+    if settings.method == "sample":
+        # One generator a row: its draws do not depend on the number of rows, or on when they finish.
+        streams = [torch.Generator().manual_seed(settings.seed + row) for row in range(len(tokens))]
+        draws = torch.stack([torch.rand(settings.max_length, generator=stream) for stream in streams]).to(tokens.device)
 
     running = torch.arange(len(tokens), device=tokens.device)  # the row of `written` that each row of the state writes
     written = torch.full((len(tokens), settings.max_length), PAD, device=tokens.device)
@@ -292,13 +296,6 @@ def _log_probs(logits: Tensor, *, may_end: bool) -> Tensor:
     # The other tokens are not renormalized, so that a text's score is the model's probability of it.
     log_probs[:, [PAD, BOS] if may_end else [PAD, BOS, EOS]] = float("-inf")
     return log_probs
-
-
-def _uniform_draws(rows: int, settings: DecodingSettings) -> Tensor:
-    """Draw uniform numbers (rows, max_length) in 0..1, with a separate generator for each row."""
-    # One generator a row: its draws do not depend on the number of rows, or on when they finish.
-    streams = [torch.Generator().manual_seed(settings.seed + row) for row in range(rows)]
-    return torch.stack([torch.rand(settings.max_length, generator=stream) for stream in streams])
 
 
 def _sample(log_probs: Tensor, draws: Tensor, settings: DecodingSettings) -> Tensor:

@@ -142,12 +142,15 @@ def load_weights(
             "the model before fusing it."
         )
     checkpoint, name, zoo_name = _read(source)
-    stored = state_dict_of(checkpoint, name, parts=getattr(model, "training_parts", ()))
+    stored = state_dict_of(checkpoint, name, parts=model.training_parts if isinstance(model, Model) else ())
     state, official = _rename(stored, model, classes)
     report, expected = LoadReport(name, official and official.name), model.state_dict()
     origin = describe_run(checkpoint) or (official and converters.describe(stored, official))
-    if not partial:
-        _check_model(report, model, state, expected, origin, strict=strict)
+    if not partial and not _is_of_another_model(state, expected):
+        _check_variant(name, model, state, expected)
+    elif not partial and strict:
+        report.compare(state, expected)
+        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized and not new_class_head:
@@ -179,33 +182,12 @@ def _rename(
 ) -> tuple[dict[str, Tensor], Format | None]:
     """Return a checkpoint's tensors by the model's names and in its shapes, and the official format that they had."""
     state, official = dict(stored), None
-    if not _fits(model, state) and not getattr(model, "renames_itself", False):
+    if not _fits(model, state) and not with_defaults(model, Backbone).renames_itself:
         state, official = converters.convert_official(state, model, classes)
     for prefix, module in model.named_modules():
         if isinstance(module, AdaptsState):
             module.adapt_state(state, f"{prefix}." if prefix else "")
     return state, official
-
-
-def _check_model(
-    report: LoadReport,
-    model: nn.Module,
-    state: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    origin: str | None,
-    *,
-    strict: bool,
-) -> None:
-    """Check that weights are of the same kind of model, and of its variant.
-
-    Raises:
-        CheckpointError: they are not; those of another kind are only refused if loading is strict.
-    """
-    if not _is_of_another_model(state, expected):
-        _check_variant(report.source, model, state, expected)
-    elif strict:
-        report.compare(state, expected)
-        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
 
 
 def _keep_fitting(
@@ -240,7 +222,12 @@ def _keep_fitting(
 
 
 def _warn_of_not_finite(report: LoadReport, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    report.not_finite = _not_finite(model, state)
+    """Record the entries that contain NaN, and the parameters with infinity (buffers may use it for masking)."""
+    parameters = {name for name, _ in model.named_parameters()}
+    floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
+    report.not_finite = [
+        key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())
+    ]
     if report.not_finite:
         logger.warning(
             f"{report.source}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
@@ -252,18 +239,16 @@ def _warn_of_not_finite(report: LoadReport, model: nn.Module, state: Mapping[str
 def _without_unused(
     model: nn.Module, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
 ) -> dict[str, Tensor]:
-    """Return the entries without those that a backbone's feature maps do not depend on; record these."""
-    backbone = None if isinstance(model, Backbone) else child(model, "backbone")
-    if backbone is None:
-        return _without_classifier(with_defaults(model, Backbone), state, expected, report)
-    return _without_unused_blocks(with_defaults(backbone, Backbone), state, expected, report)
-
-
-def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Return the entries that contain NaN, and the parameters with infinity (buffers may use it for masking)."""
-    parameters = {name for name, _ in model.named_parameters()}
-    floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
-    return [key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())]
+    """Return the entries without those that a backbone's feature maps do not depend on; record these, and what a
+    backbone by itself then lacks."""
+    part = None if isinstance(model, Backbone) else child(model, "backbone")
+    backbone, prefix = with_defaults(model if part is None else part, Backbone), "" if part is None else "backbone."
+    unknown = [key.removeprefix(prefix) for key in state if key.startswith(prefix) and key not in expected]
+    report.left_out = [f"{prefix}{name}" for name in backbone.entries_to_leave_out(unknown)]
+    if report.left_out and part is None:
+        lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in backbone.optional_weights)]
+        report.new_parts += [f"{module}." for module in _modules(lacking)]
+    return {key: value for key, value in state.items() if key not in report.left_out}
 
 
 def _class_head_of(model: nn.Module) -> tuple[str, ...]:
@@ -296,27 +281,6 @@ def _head_of_other_classes(
     differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
     # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
     return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
-
-
-def _without_classifier(
-    model: Backbone, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
-) -> dict[str, Tensor]:
-    """Return a classifier's entries that a backbone of feature maps has; record the others and the missing ones."""
-    report.left_out = model.entries_to_leave_out([key for key in state if key not in expected])
-    if report.left_out:
-        lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]
-        report.new_parts += [f"{module}." for module in _modules(lacking)]
-    return {key: value for key, value in state.items() if key not in report.left_out}
-
-
-def _without_unused_blocks(
-    backbone: Backbone, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
-) -> dict[str, Tensor]:
-    """Return a model's entries without those of its backbone that no returned map depends on; record these."""
-    prefix = "backbone."
-    unknown = [key.removeprefix(prefix) for key in state if key.startswith(prefix) and key not in expected]
-    report.left_out = [f"{prefix}{name}" for name in backbone.entries_to_leave_out(unknown)]
-    return {key: value for key, value in state.items() if key not in report.left_out}
 
 
 def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
