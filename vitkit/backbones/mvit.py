@@ -329,17 +329,14 @@ class MViT(BackboneBase):
         return self.grid[0] * FRAME_STRIDE if self.axes == 3 else None
 
     def norm_of(self, feature: str) -> str:
-        """Return the name of the norm of a returned map."""
         return norm_name(feature)
 
     def drop_stages_after(self, feature: str) -> None:
-        """Remove the stages after a feature."""
         deepest = STAGES.index(feature)
         self.stage_of_block = [stage for stage in self.stage_of_block if stage <= deepest]
         self.blocks = self.blocks[: len(self.stage_of_block)]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
-        """Return the parts that may be frozen: the stem, then each stage."""
         blocks = [[] for _ in range(self.stage_of_block[-1] + 1)]
         for stage, block in zip(self.stage_of_block, self.blocks):
             blocks[stage].append(block)

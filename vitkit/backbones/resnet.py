@@ -244,7 +244,6 @@ class ResNet(BackboneBase, tv.ResNet):
         return [[self.conv1, self.bn1], *([layer] for layer in self.layers.values())]
 
     def drop_stages_after(self, feature: str) -> None:
-        """Remove the stages deeper than this feature."""
         for i in range(STAGES.index(feature) + 1, len(self.layers)):
             delattr(self, f"layer{i + 1}")
 

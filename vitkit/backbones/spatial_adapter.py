@@ -147,7 +147,6 @@ class SpatialAdapter(BackboneBase):
         return self.vit.global_attention()
 
     def keep_features(self, names: Iterable[str]) -> None:
-        """See `BackboneBase`."""
         super().keep_features(names)
         self._remove_unused()
 

@@ -296,16 +296,13 @@ class Swin(BackboneBase):
         return self.is_classifier
 
     def norm_of(self, feature: str) -> str:
-        """Return the name of the norm of a returned map."""
         return f"norm{STAGES.index(feature)}"
 
     def drop_stages_after(self, feature: str) -> None:
-        """Remove the stages after a feature."""
         self.layers = self.layers[: STAGES.index(feature) + 1]
         self.layers[-1].downsample = None
 
     def stages(self) -> list[list[nn.Module]]:
-        """Return the parts that may be frozen: the stem, then each stage."""
         return [[self.patch_embed], *([layer] for layer in self.layers)]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:

@@ -77,7 +77,6 @@ class CosineAttention(BaseWindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(d_model))
 
     def position_bias(self, window: int) -> Tensor:
-        """Return the bias for each query and key of a window, (heads, N, N)."""
         device = self.logit_scale.device
         offsets = torch.arange(1 - window, window, device=device) * (8 / max(self.trained_window - 1, 1))
         offsets = (offsets.sign() * torch.log2(offsets.abs() + 1) / 3).to(self.logit_scale.dtype)
@@ -86,7 +85,6 @@ class CosineAttention(BaseWindowAttention):
         return table[relative_position_index(window, device)].permute(2, 0, 1).contiguous()
 
     def qkv_bias(self) -> Tensor:
-        """Return the bias of the projection to queries, keys and values, (3 * C,)."""
         # A bias for keys would add the same constant to all scores of a query.
         return torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
 
@@ -106,7 +104,6 @@ class SwinV2Block(SwinBlock):
     attention = CosineAttention
 
     def forward(self, x: Tensor, window: int, shift: int, mask_bias: Tensor | None) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
         x = self.add(x, self.norm1(self.attn(x, window, shift, mask_bias)))
         return self.add(x, self.norm2(self.mlp(x)))
 

@@ -112,7 +112,6 @@ class WindowedViT(ViT):
         return super().global_attention() if self.num_windows == 1 else []
 
     def drop_stages_after(self, feature: str) -> None:
-        """Remove the blocks after this feature."""
         del self.blocks[int(feature.removeprefix("block")) :]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:

@@ -69,7 +69,6 @@ class GroundingCriterion(SetCriterion):
         return super().forward(outputs, with_positive_maps(targets, outputs["phrase_ids"], outputs["is_word"]))
 
     def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
-        """Return the weighted losses of each layer, averaged over the sets."""
         logits = queries.stack("pred_logits")
         *indices, target = queries.list_matched_indices()
         tokens = torch.cat([t["positive_map"] for t in queries.targets])[target]  # (L, M, T)

@@ -63,5 +63,4 @@ class TokenMatcher(HungarianMatcher):
         return cost[:, image, row], torch.cat([target["positive_map"] for target in targets]).any(-1)
 
     def label_range(self, layers: Sequence[Mapping[str, Tensor]], target: DetectionTarget) -> tuple[int, str]:
-        """Return the number of labels that a target may have, and what to do about others."""
         return int(target["num_phrases"]), "Labels are numbers of the phrases in the image's prompt."

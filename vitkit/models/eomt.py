@@ -193,7 +193,6 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
         return torch.rand(shape, device=device)
 
     def variant_of(self, names: Mapping[str, Tensor]) -> str:
-        """Return a description of the variant that a state dict belongs to, for error messages."""
         expected = self.state_dict()  # a state dict that is not of an EoMT is rejected elsewhere
         queries, blocks = (len(names.get(key, expected[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
         return f"with num_queries={queries} and num_blocks={blocks}"

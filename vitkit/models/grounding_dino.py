@@ -138,7 +138,6 @@ class GroundingDINO(TextPrompted, Detector):
         return self.vocabulary
 
     def read_text(self, text: Prompt | Caption) -> TextReading:
-        """Return the phrases of a text and its tokens as text; see `TextPrompted`."""
         captions = [(self._tokenize_caption(text), text.threshold)] if isinstance(text, Caption) else None
         prompt = self.tokenize([text]) if captions is None else collate_prompts([captions[0][0].prompt])
         split_prompts(prompt, max_tokens=self.max_tokens)
@@ -156,7 +155,6 @@ class GroundingDINO(TextPrompted, Detector):
         return self.text_encoder, self.text_projection
 
     def encode_text(self, reading: TextReading, num_images: int, device: torch.device) -> EncodedText:
-        """Return a text, encoded for so many images."""
         prompt, captions = reading.tokens
         # A row for each image, which rounds as if it was encoded together with them.
         repeated = PromptTokens(*(field.to(device).repeat(num_images, 1) for field in prompt))

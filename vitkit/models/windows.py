@@ -44,7 +44,6 @@ class WindowedMaskResults(MaskResults):
     """`MaskResults` for models whose outputs may be for windows: they then have `windows`, see `cut_windows`."""
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """See `MaskResults`."""
         if "windows" not in outputs:
             return super().postprocess(outputs, image_sizes)
         bands = [self.semantic_scores(outputs, i, tuple(size)) for i, size in enumerate(image_sizes)]

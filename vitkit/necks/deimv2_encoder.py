@@ -98,9 +98,7 @@ class DEIMv2Encoder(HybridEncoderBase):
         )
 
     def projection(self, in_channels: int, out_channels: int) -> nn.Module:
-        """See `HybridEncoderBase`."""
         return nn.Identity() if in_channels == out_channels else super().projection(in_channels, out_channels)
 
     def join(self, resized: Tensor, x: Tensor) -> Tensor:
-        """See `HybridEncoderBase`."""
         return resized + x

@@ -59,7 +59,6 @@ class ScaledDotScore(DotScore):
     """The score q . k / sqrt(d) (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the score of each pair of a query and a key."""
         return (queries * queries.shape[-1] ** -0.5) @ keys.mT
 
 
@@ -74,7 +73,6 @@ class PlainCosineScore(DotScore):
         return F.normalize(keys, dim=-1)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the score of each pair of a query and a key."""
         return F.normalize(queries, dim=-1) @ keys.mT
 
 
@@ -88,7 +86,6 @@ class CosineScore(PlainCosineScore):
         self.strength = nn.Parameter(torch.tensor(10.0))
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the score of each pair of a query and a key."""
         return self.strength * super().compare(queries, keys)
 
 
@@ -123,7 +120,6 @@ class AdditiveScore(AlignmentScore):
         return self.key_proj(keys)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the score of each pair of a query and a key."""
         sums = self.query_proj(queries)[:, :, None] + keys[:, None]
         return self.score_proj(sums.tanh())[..., 0]
 
@@ -145,7 +141,6 @@ class ConcatScore(AlignmentScore):
         return F.linear(keys, self.proj.weight[:, self.d_query :])
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the score of each pair of a query and a key."""
         sums = F.linear(queries, self.proj.weight[:, : self.d_query])[:, :, None] + keys[:, None]
         return self.score_proj(sums.tanh())[..., 0]
 

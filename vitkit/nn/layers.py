@@ -45,7 +45,6 @@ class FusedLinear(InferenceOnly, Linear):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return linear(x, self.weight, self.bias, cache=self._cache)
 
 

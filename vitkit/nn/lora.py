@@ -195,7 +195,6 @@ class LoRALinear(_Updated, Linear):
     """Whether the layer was a `Linear` rather than torch's, so that its outputs stay the same to the last bit."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features)."""
         output = (linear if self.takes_fast_product else F.linear)(x, self.frozen_weight, self.bias)
         x = F.dropout(x, self.lora_dropout, self.training)
         if WHOLE in self.lora:

@@ -47,7 +47,6 @@ class PromptState(State):
         return self.caches[0].length - self.prompt_padding.shape[1]
 
     def select(self, rows: Tensor) -> "PromptState":
-        """Return the state of other rows."""
         for cache in self.caches:
             cache.select(rows)
         tokens = None if self.tokens is None else self.tokens[rows]

@@ -61,11 +61,9 @@ class RNNState(State):
     rows_per_source: int = 1
 
     def select(self, rows: Tensor) -> "RNNState":
-        """Return the state of other rows."""
         return self.select_beams(rows, beams=1, sources=rows // self.rows_per_source)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "RNNState":
-        """Return the state of other rows; data that rows share is stored once per source."""
         return RNNState(
             hidden=tuple(hidden[:, rows] for hidden in self.hidden),
             memory=self.memory if sources is None else self.memory.select(sources),

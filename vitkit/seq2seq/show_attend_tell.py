@@ -33,12 +33,10 @@ class CaptionState(State):
     """(N,) bool: rows for which a location is sampled; None in evaluation."""
 
     def select(self, rows: Tensor) -> "CaptionState":
-        """Return the state of other rows."""
         rows_per_image = len(self.hidden) // len(self.annotations)
         return self.select_beams(rows, beams=1, sources=rows // rows_per_image)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "CaptionState":
-        """Return the state of other rows; data that rows share is stored once per source."""
         per_image = (self.annotations, self.keys, self.bias)
         if sources is not None:
             per_image = (part[sources] for part in per_image)

@@ -46,11 +46,9 @@ class TextState(State):
     rows_per_source: int = 1
 
     def select(self, rows: Tensor) -> "TextState":
-        """Return the state of other rows."""
         return self.select_beams(rows, beams=1, sources=rows // self.rows_per_source)
 
     def select_beams(self, rows: Tensor, *, beams: int, sources: Tensor | None) -> "TextState":
-        """Return the state of other rows; data that rows share is stored once per source."""
         for cache in self.caches:
             cache.select(rows)
         if sources is not None:

@@ -24,7 +24,6 @@ class TextDenoising(BoxDenoising):
     """
 
     def make_label_embed(self, d_model: int) -> nn.Module:
-        """Create the layer that computes the queries' contents."""
         layer = Linear(d_model, d_model)
         nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(layer.bias)

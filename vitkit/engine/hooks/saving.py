@@ -182,7 +182,6 @@ class EndAfter(Hook):
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """See `Hook`."""
         self._began, self.is_over = time.monotonic(), False
         yield
 
