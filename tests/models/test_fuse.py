@@ -21,8 +21,8 @@ from vitkit.backbones.resnet_vd import ResNetVD
 from vitkit.backbones.timm_fusion import fuse_timm
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import use_kernels
-from vitkit.nn.conv_norm import merge_norm
 from vitkit.nn.fusion import FusedConv, can_fold
+from vitkit.nn.layers import merge_norm
 from vitkit.nn.rep_blocks import ConvNorm, RepBlock
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights

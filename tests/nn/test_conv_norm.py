@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from vitkit.nn.conv_norm import conv_norm, is_fixed
+from vitkit.nn.layers import conv_norm, is_fixed
 from vitkit.nn.rep_blocks import ConvNorm, RepBlock
 
 

@@ -11,7 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.kernels import convolution_layout
-from vitkit.nn.conv_norm import InferenceOnly, conv_norm
+from vitkit.nn.layers import InferenceOnly, conv_norm
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo

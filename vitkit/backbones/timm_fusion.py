@@ -10,8 +10,8 @@ from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import nn
 
 from vitkit.backbones.timm_blocks import LeanConvBNAct
-from vitkit.nn.conv_norm import is_watched
 from vitkit.nn.fusion import RELU, Activation, can_fold, fold, fold_scaled_relu
+from vitkit.nn.layers import is_watched
 
 _PARTS = {
     hgnet.ConvBNAct: (("conv", "bn", "act"),),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.kernels.convolution import RELU, Activation, ConvSettings, convolution
-from vitkit.nn.conv_norm import InferenceOnly, is_watched, merge_norm_unrounded
+from vitkit.nn.layers import InferenceOnly, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
 __all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_relu", "fuse_pair"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
 from vitkit.kernels.norm_activation import norm_silu
-from vitkit.nn.conv_norm import conv_norm, is_watched, merge_norm_unrounded
+from vitkit.nn.layers import conv_norm, is_watched, merge_norm_unrounded
 from vitkit.nn.padding import zero_padding
 
 
