@@ -190,6 +190,81 @@ def _rename(
     return state, official
 
 
+def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    # Batch counters and class heads may be absent; any other missing entry may have a different name.
+    optional = _class_head_of(model)
+    required = (k for k in model.state_dict() if not k.endswith("num_batches_tracked") and not k.startswith(optional))
+    return all(key in state for key in required)
+
+
+def _class_head_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the prefixes in `class_head`, see `Model`; a submodule of that name is something else."""
+    return tuple(inspect.getattr_static(model, "class_head", ()))
+
+
+def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether most of the model's entries outside its backbone are missing."""
+    keys = [key for key in expected if not key.startswith("backbone.")]
+    return sum(key in state for key in keys) < 0.5 * len(keys)
+
+
+def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Reject weights of another variant of a model that can tell its variants apart, such as Deformable DETR."""
+    if not isinstance(model, Model):
+        return
+    theirs, ours = model.variant_of(state), model.variant_of(expected)
+    if theirs and ours and theirs != ours:  # empty for the weights of another kind of model, whose entries differ
+        raise CheckpointError(
+            f"{name}: a checkpoint of a {type(model).__name__} {theirs} does not fit a model {ours}. Use the "
+            "config of its variant."
+        )
+
+
+def _head_of_other_classes(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    trained_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
+) -> list[str]:
+    """Return the keys of the checkpoint's class head if its classes differ from the model's, else an empty list."""
+    keys = [key for key in state if key in expected and key.startswith(_class_head_of(model))]
+    differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
+    # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
+    return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
+
+
+def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
+    """Check that parameters that start from random values will be trained.
+
+    Raises:
+        CheckpointError: parameters would be initialized randomly and stay frozen.
+    """
+    trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
+    frozen = [key for key in keys if not trained.get(key, True)]
+    if frozen:
+        raise CheckpointError(
+            f"{name}: its classes differ from the model's, so {_shorten(frozen)} would be newly initialized, but "
+            "are not trained. Start from a checkpoint of the model's classes, or train everything "
+            "(model.freeze_detr=false)."
+        )
+
+
+def _without_unused(
+    model: nn.Module, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
+) -> dict[str, Tensor]:
+    """Return the entries without those that a backbone's feature maps do not depend on; record these, and what a
+    backbone by itself then lacks."""
+    part = None if isinstance(model, Backbone) else child(model, "backbone")
+    backbone, prefix = with_defaults(model if part is None else part, Backbone), "" if part is None else "backbone."
+    unknown = [key.removeprefix(prefix) for key in state if key.startswith(prefix) and key not in expected]
+    report.left_out = [f"{prefix}{name}" for name in backbone.entries_to_leave_out(unknown)]
+    if report.left_out and part is None:
+        lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in backbone.optional_weights)]
+        report.new_parts += [f"{module}." for module in _modules(lacking)]
+    return {key: value for key, value in state.items() if key not in report.left_out}
+
+
 def _keep_fitting(
     report: LoadReport,
     model: nn.Module,
@@ -221,96 +296,6 @@ def _keep_fitting(
     return state
 
 
-def _warn_of_not_finite(report: LoadReport, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Record the entries that contain NaN, and the parameters with infinity (buffers may use it for masking)."""
-    parameters = {name for name, _ in model.named_parameters()}
-    floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
-    report.not_finite = [
-        key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())
-    ]
-    if report.not_finite:
-        logger.warning(
-            f"{report.source}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
-            f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
-            "earlier checkpoint."
-        )
-
-
-def _without_unused(
-    model: nn.Module, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
-) -> dict[str, Tensor]:
-    """Return the entries without those that a backbone's feature maps do not depend on; record these, and what a
-    backbone by itself then lacks."""
-    part = None if isinstance(model, Backbone) else child(model, "backbone")
-    backbone, prefix = with_defaults(model if part is None else part, Backbone), "" if part is None else "backbone."
-    unknown = [key.removeprefix(prefix) for key in state if key.startswith(prefix) and key not in expected]
-    report.left_out = [f"{prefix}{name}" for name in backbone.entries_to_leave_out(unknown)]
-    if report.left_out and part is None:
-        lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in backbone.optional_weights)]
-        report.new_parts += [f"{module}." for module in _modules(lacking)]
-    return {key: value for key, value in state.items() if key not in report.left_out}
-
-
-def _class_head_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes in `class_head`, see `Model`; a submodule of that name is something else."""
-    return tuple(inspect.getattr_static(model, "class_head", ()))
-
-
-def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    # Batch counters and class heads may be absent; any other missing entry may have a different name.
-    optional = _class_head_of(model)
-    required = (k for k in model.state_dict() if not k.endswith("num_batches_tracked") and not k.startswith(optional))
-    return all(key in state for key in required)
-
-
-def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Whether most of the model's entries outside its backbone are missing."""
-    keys = [key for key in expected if not key.startswith("backbone.")]
-    return sum(key in state for key in keys) < 0.5 * len(keys)
-
-
-def _head_of_other_classes(
-    model: nn.Module,
-    state: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    trained_classes: Sequence[str] | None,
-    classes: Sequence[str] | None,
-) -> list[str]:
-    """Return the keys of the checkpoint's class head if its classes differ from the model's, else an empty list."""
-    keys = [key for key in state if key in expected and key.startswith(_class_head_of(model))]
-    differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
-    # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
-    return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
-
-
-def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Reject weights of another variant of a model that can tell its variants apart, such as Deformable DETR."""
-    if not isinstance(model, Model):
-        return
-    theirs, ours = model.variant_of(state), model.variant_of(expected)
-    if theirs and ours and theirs != ours:  # empty for the weights of another kind of model, whose entries differ
-        raise CheckpointError(
-            f"{name}: a checkpoint of a {type(model).__name__} {theirs} does not fit a model {ours}. Use the "
-            "config of its variant."
-        )
-
-
-def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
-    """Check that parameters that start from random values will be trained.
-
-    Raises:
-        CheckpointError: parameters would be initialized randomly and stay frozen.
-    """
-    trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
-    frozen = [key for key in keys if not trained.get(key, True)]
-    if frozen:
-        raise CheckpointError(
-            f"{name}: its classes differ from the model's, so {_shorten(frozen)} would be newly initialized, but "
-            "are not trained. Start from a checkpoint of the model's classes, or train everything "
-            "(model.freeze_detr=false)."
-        )
-
-
 def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Check that each tensor has the same kind as the model's: layout, floating point, complex.
 
@@ -332,6 +317,21 @@ def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str,
                 f"{name}: {key} contains {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
                 f"({expected[key].layout}). Get the file again, or convert it."
             )
+
+
+def _warn_of_not_finite(report: LoadReport, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Record the entries that contain NaN, and the parameters with infinity (buffers may use it for masking)."""
+    parameters = {name for name, _ in model.named_parameters()}
+    floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
+    report.not_finite = [
+        key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())
+    ]
+    if report.not_finite:
+        logger.warning(
+            f"{report.source}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
+            f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
+            "earlier checkpoint."
+        )
 
 
 def _mismatch(
@@ -366,15 +366,6 @@ def _mismatch(
     return "\n  ".join(lines)
 
 
-def _shorten(items: Sequence) -> str:
-    return ", ".join(str(item) for item in items[:5]) + (", …" if len(items) > 5 else "")
-
-
-def _modules(keys: Sequence[str]) -> list[str]:
-    """Return the modules that contain the entries, each once."""
-    return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))
-
-
 def _other_classes(
     report: LoadReport,
     state: Mapping[str, Tensor],
@@ -402,3 +393,12 @@ def _class_names(names: Sequence[str]) -> str:
 
 def _shapes(state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
     return _shorten([f"{key} {tuple(state[key].shape)}" for key in keys])
+
+
+def _shorten(items: Sequence) -> str:
+    return ", ".join(str(item) for item in items[:5]) + (", …" if len(items) > 5 else "")
+
+
+def _modules(keys: Sequence[str]) -> list[str]:
+    """Return the modules that contain the entries, each once."""
+    return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))

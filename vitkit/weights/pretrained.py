@@ -152,18 +152,6 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
         ) from error
 
 
-def _warn_of_other_pixels(backbone: Backbone, trained: Mapping[str, Any] | None, source: str) -> None:
-    """Warn if a backbone gets other pixels than those that its weights were trained with."""
-    ours = {name: list(of_channels) for name, of_channels in pixel_statistics(backbone).items()}
-    if trained is not None and dict(trained) != ours:
-        logger.warning(
-            "pretrained: %s has learned from pixels normalized by mean %s and std %s, and this model's backbone gets "
-            "them by mean %s and std %s. Set model.backbone.pixel_mean and pixel_std to the former, or set them to the "
-            "latter in vitkit pretrain.",
-            source, trained.get("mean"), trained.get("std"), ours["mean"], ours["std"],
-        )  # fmt: skip
-
-
 def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_class_head: bool) -> None:
     stated = with_defaults(backbone, Backbone)
     missing = [name for name in report.missing if not any(fnmatch(name, p) for p in stated.optional_weights)]
@@ -216,3 +204,15 @@ def _describe(backbone: Mapping[str, Any] | nn.Module) -> str:
         return f"{type(backbone).__name__} with {count / 1e6:.1f} M parameters"
     arguments = (f"{key}={value!r}" for key, value in backbone.items() if key not in ("type", "pretrained"))
     return f"{backbone['type']}({', '.join(arguments)})"
+
+
+def _warn_of_other_pixels(backbone: Backbone, trained: Mapping[str, Any] | None, source: str) -> None:
+    """Warn if a backbone gets other pixels than those that its weights were trained with."""
+    ours = {name: list(of_channels) for name, of_channels in pixel_statistics(backbone).items()}
+    if trained is not None and dict(trained) != ours:
+        logger.warning(
+            "pretrained: %s has learned from pixels normalized by mean %s and std %s, and this model's backbone gets "
+            "them by mean %s and std %s. Set model.backbone.pixel_mean and pixel_std to the former, or set them to the "
+            "latter in vitkit pretrain.",
+            source, trained.get("mean"), trained.get("std"), ours["mean"], ours["std"],
+        )  # fmt: skip

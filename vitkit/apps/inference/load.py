@@ -48,6 +48,21 @@ Loaded = Predictor | Translator | TextContinuer | MaskFiller
 """A model that is ready to use."""
 
 
+class FoundModel(NamedTuple):
+    """A model's config and its weights."""
+
+    config: Mapping[str, Any]
+    weights: Located | None
+    """None if there are none, as for a config by itself."""
+
+
+class TrainedModel(NamedTuple):
+    """The config and the weights of a model that has both."""
+
+    config: Mapping[str, Any]
+    weights: Located
+
+
 def load(
     source: str | Path | Mapping[str, Any],
     weights: Weights | None = None,
@@ -108,157 +123,23 @@ def load(
     return _predictor_of(model, config, located, classes or (), precision=precision, report=report)
 
 
-def open_weights(
-    model: nn.Module, weights: Located, *, classes: Sequence[str] | None, spec: Spec, runtime: Runtime = "onnxruntime"
-) -> tuple[Any, LoadReport]:
-    """Load located weights into the model that their config builds; return the model, or an exported file in its place,
-    and what was loaded.
-
-    Args:
-        classes, spec: see `load_weights`.
-        runtime: what runs an ONNX file.
-    Raises:
-        CheckpointError, ConfigError: see `load_weights`, `open_exported_model`.
-    """
-    if weights.kind == "exported":
-        return open_exported_model(weights.path, model, runtime), LoadReport(str(weights))
-    return model, load_weights(model, weights, classes=classes, spec=spec)
-
-
-def _read_vocabularies(config: Mapping[str, Any], weights: Located) -> dict[str, Vocabulary]:
-    """Return the vocabularies that weights were trained with, or the tokenizer that the config's model names."""
-    vocabularies = vocabularies_from_json(weights.metadata.get("vocabularies") or {}, str(weights))
-    tokenizer = _section(config, "model").get("tokenizer")
-    return {"target": find_tokenizer(tokenizer)} if tokenizer and not vocabularies else vocabularies
-
-
-def _has_classes(config: Mapping[str, Any], weights: Located, vocabularies: Mapping[str, Vocabulary]) -> bool:
-    """Whether a config's model predicts classes, also those of a prompt.
-
-    Raises:
-        CheckpointError: the model reads text, and there is no vocabulary for it.
-    """
-    constructor, _ = MODELS.resolve(config["model"], "model")
-    takes, returns = (getattr(constructor, name, ()) for name in ("takes", "returns"))
-    if "features" in returns or (vocabularies and "text" not in takes):
-        return False
-    if vocabularies or not {"target_vocabulary", "tokenizer"} & parameters_of(constructor).keys():
-        return True
-    if "text" in takes:
-        raise CheckpointError(
-            f"{weights}: has no vocabulary to read text with, and model.tokenizer is not set. Set it to {BERT}, or to "
-            "the folder of its files."
-        )
-    raise CheckpointError(
-        f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
-        f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs pip install "
-        "tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and load its weights "
-        "(load_weights)."
-    )
-
-
-def _predictor_of(
-    model: Any,
-    config: Mapping[str, Any],
-    weights: Located,
-    classes: Sequence[str],
+def find_trained(
+    source: str | Path | Mapping[str, Any],
+    weights: Weights | None = None,
     *,
-    precision: Precision,
-    report: LoadReport,
-) -> Predictor:
-    """Return the predictor of a model of images or clips, set up by its config and its weights."""
-    settings = dict(
-        transforms=_section(config, "data", "val").get("transforms"),
-        precision=precision,
-        max_image_pixels=_section(config, "data").get("max_image_pixels", MAX_PIXELS),
-        report=report,
-    )
-    sampling = read_sampling(_section(config, "data").get("val"))
-    if sampling is not None:
-        return VideoPredictor(model, classes, sampling=sampling, **settings)
-    return Predictor(
-        model,
-        classes,
-        **settings,
-        category_ids=category_ids_of(weights.metadata, str(weights), classes),
-        channels=_channels(config, model),
-        text=_phrases(config, classes) if "text" in model.takes and classes else None,
-        **_read_measured(weights.metadata, str(weights), classes),
-    )
-
-
-def _phrases(config: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
-    """Return the phrase of each class in the prompts that a text-prompted model was trained with."""
-    return Prompts(**_section(config, "data", "prompts")).class_phrases(classes)
-
-
-def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
-    """Return the number of channels that images are read with; None for RGB of 8 bits."""
-    backbone = child(model, "backbone")
-    if isinstance(model, ExportedModel):
-        backbone = child(model.model, "backbone")
-    channels = None if backbone is None else in_channels(backbone)
-    stated: int | None = _section(config, "data").get("channels", None if channels == 3 else channels)
-    return stated
-
-
-def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
-    """Check that the things of a panoptic model are known.
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+) -> TrainedModel:
+    """Find a model that has weights; arguments and other errors are those of `find_model`.
 
     Raises:
-        ConfigError: it is unknown which classes have instances.
+        ConfigError: the model has no weights.
     """
-    model = _section(config, "model")
-    if things is None and model.get("things") is None and "panoptic" in model.get("tasks", ()):
-        raise ConfigError(
-            f"{name}: does not state which classes are things, that is, have instances, which panoptic segmentation "
-            "needs. Give things=[True, ...], one for each class, or set model.tasks=['semantic']."
-        )
-
-
-def _read_measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
-    """Return the score thresholds and image sizes that a run's evaluation measured, as arguments of `Predictor`."""
-    measured = checkpoint.get("measured") or {}
-    try:
-        thresholds, sizes = measured.get("score_thresholds"), measured.get("image_sizes")
-        return {
-            "thresholds": None if thresholds is None else ScoreThresholds.from_json(thresholds, classes),
-            "image_sizes": None if sizes is None else ImageSizes.from_json(sizes),
-        }
-    except (AttributeError, ValueError) as error:
-        raise CheckpointError(f"{name}: damaged: what its evaluation has measured cannot be read ({error}).") from error
-
-
-def check_not_exported(loaded: Loaded, what: str) -> None:
-    """Check that a model is not an exported file, which only returns the model's outputs.
-
-    Args:
-        what: the beginning of the message, such as the name of a command.
-    Raises:
-        ConfigError: it is one.
-    """
-    model = loaded.model
-    if isinstance(model, ExportedModel | ExportedGenerator):
-        path = model.file.path if isinstance(model, ExportedModel) else model.encoder.path
-        raise ConfigError(
-            f"{what}: {path} is an exported file, which only returns the model's outputs. Give the checkpoint that it "
-            "was exported from."
-        )
-
-
-class FoundModel(NamedTuple):
-    """A model's config and its weights."""
-
-    config: Mapping[str, Any]
-    weights: Located | None
-    """None if there are none, as for a config by itself."""
-
-
-class TrainedModel(NamedTuple):
-    """The config and the weights of a model that has both."""
-
-    config: Mapping[str, Any]
-    weights: Located
+    config, located = find_model(source, weights, overrides=overrides, trust=trust)
+    if located is None:
+        name = (source.path if isinstance(source, Config) else "the config") if isinstance(source, Mapping) else source
+        raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
+    return TrainedModel(config, located)
 
 
 def find_model(
@@ -343,36 +224,11 @@ def locate_usable(weights: Weights, *, trust: bool = False) -> Located:
     return located
 
 
-def find_trained(
-    source: str | Path | Mapping[str, Any],
-    weights: Weights | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    trust: bool = False,
-) -> TrainedModel:
-    """Find a model that has weights; arguments and other errors are those of `find_model`.
-
-    Raises:
-        ConfigError: the model has no weights.
-    """
-    config, located = find_model(source, weights, overrides=overrides, trust=trust)
-    if located is None:
-        name = (source.path if isinstance(source, Config) else "the config") if isinstance(source, Mapping) else source
-        raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
-    return TrainedModel(config, located)
-
-
 _IN_EXPORTED_FILES = tuple(
     f"model.{name}"
     for name in ("type", "backbone", "neck", "head", "num_queries", "num_classes", "num_layers", "d_model")
 )
 """Beginnings of the keys of what an exported file computes; others belong to the processing of its outputs."""
-
-
-def is_config_only(source: str | Path) -> bool:
-    """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
-    located = locate(source, MODEL)
-    return located is None or located.kind == "config" or (located.kind in FILES and not isfile(source))
 
 
 def _config_of(model: Located, overrides: Sequence[str], trust: bool) -> Config:
@@ -404,29 +260,6 @@ def _config_of(model: Located, overrides: Sequence[str], trust: bool) -> Config:
     return load_saved_config(config, model.path, overrides, trust=trust)
 
 
-def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Return the mapping below the keys; empty if there is none, or a plain name in its place."""
-    value: Any = config
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
-def read_sampling(spec: Any) -> ClipSampling | None:
-    """Return the sampling in a dataset's spec, with one clip and no jitter; None if it is not a dataset of videos."""
-    if not isinstance(spec, str | Mapping):
-        return None
-    constructor, arguments = DATASETS.resolve(spec)
-    if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
-        return None
-    # A dataset without this argument has all frames of its videos in a clip.
-    values: dict[str, Any] = {"sampling_rate": 1}
-    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
-    values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
-    names = [field.name for field in fields(ClipSampling)]
-    return ClipSampling(**{name: values[name] for name in names if name in values})
-
-
 def require_device(device: str | torch.device) -> None:
     """Check that PyTorch can compute on a device here.
 
@@ -444,3 +277,170 @@ def require_device(device: str | torch.device) -> None:
         or (found.index and found.index >= torch.accelerator.device_count())
     ):
         raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")
+
+
+def _read_vocabularies(config: Mapping[str, Any], weights: Located) -> dict[str, Vocabulary]:
+    """Return the vocabularies that weights were trained with, or the tokenizer that the config's model names."""
+    vocabularies = vocabularies_from_json(weights.metadata.get("vocabularies") or {}, str(weights))
+    tokenizer = _section(config, "model").get("tokenizer")
+    return {"target": find_tokenizer(tokenizer)} if tokenizer and not vocabularies else vocabularies
+
+
+def _has_classes(config: Mapping[str, Any], weights: Located, vocabularies: Mapping[str, Vocabulary]) -> bool:
+    """Whether a config's model predicts classes, also those of a prompt.
+
+    Raises:
+        CheckpointError: the model reads text, and there is no vocabulary for it.
+    """
+    constructor, _ = MODELS.resolve(config["model"], "model")
+    takes, returns = (getattr(constructor, name, ()) for name in ("takes", "returns"))
+    if "features" in returns or (vocabularies and "text" not in takes):
+        return False
+    if vocabularies or not {"target_vocabulary", "tokenizer"} & parameters_of(constructor).keys():
+        return True
+    if "text" in takes:
+        raise CheckpointError(
+            f"{weights}: has no vocabulary to read text with, and model.tokenizer is not set. Set it to {BERT}, or to "
+            "the folder of its files."
+        )
+    raise CheckpointError(
+        f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
+        f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs pip install "
+        "tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and load its weights "
+        "(load_weights)."
+    )
+
+
+def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
+    """Check that the things of a panoptic model are known.
+
+    Raises:
+        ConfigError: it is unknown which classes have instances.
+    """
+    model = _section(config, "model")
+    if things is None and model.get("things") is None and "panoptic" in model.get("tasks", ()):
+        raise ConfigError(
+            f"{name}: does not state which classes are things, that is, have instances, which panoptic segmentation "
+            "needs. Give things=[True, ...], one for each class, or set model.tasks=['semantic']."
+        )
+
+
+def open_weights(
+    model: nn.Module, weights: Located, *, classes: Sequence[str] | None, spec: Spec, runtime: Runtime = "onnxruntime"
+) -> tuple[Any, LoadReport]:
+    """Load located weights into the model that their config builds; return the model, or an exported file in its place,
+    and what was loaded.
+
+    Args:
+        classes, spec: see `load_weights`.
+        runtime: what runs an ONNX file.
+    Raises:
+        CheckpointError, ConfigError: see `load_weights`, `open_exported_model`.
+    """
+    if weights.kind == "exported":
+        return open_exported_model(weights.path, model, runtime), LoadReport(str(weights))
+    return model, load_weights(model, weights, classes=classes, spec=spec)
+
+
+def _predictor_of(
+    model: Any,
+    config: Mapping[str, Any],
+    weights: Located,
+    classes: Sequence[str],
+    *,
+    precision: Precision,
+    report: LoadReport,
+) -> Predictor:
+    """Return the predictor of a model of images or clips, set up by its config and its weights."""
+    settings = dict(
+        transforms=_section(config, "data", "val").get("transforms"),
+        precision=precision,
+        max_image_pixels=_section(config, "data").get("max_image_pixels", MAX_PIXELS),
+        report=report,
+    )
+    sampling = read_sampling(_section(config, "data").get("val"))
+    if sampling is not None:
+        return VideoPredictor(model, classes, sampling=sampling, **settings)
+    return Predictor(
+        model,
+        classes,
+        **settings,
+        category_ids=category_ids_of(weights.metadata, str(weights), classes),
+        channels=_channels(config, model),
+        text=_phrases(config, classes) if "text" in model.takes and classes else None,
+        **_read_measured(weights.metadata, str(weights), classes),
+    )
+
+
+def read_sampling(spec: Any) -> ClipSampling | None:
+    """Return the sampling in a dataset's spec, with one clip and no jitter; None if it is not a dataset of videos."""
+    if not isinstance(spec, str | Mapping):
+        return None
+    constructor, arguments = DATASETS.resolve(spec)
+    if not (isinstance(constructor, type) and issubclass(constructor, ClipDataset)):
+        return None
+    # A dataset without this argument has all frames of its videos in a clip.
+    values: dict[str, Any] = {"sampling_rate": 1}
+    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
+    values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
+    names = [field.name for field in fields(ClipSampling)]
+    return ClipSampling(**{name: values[name] for name in names if name in values})
+
+
+def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
+    """Return the number of channels that images are read with; None for RGB of 8 bits."""
+    backbone = child(model, "backbone")
+    if isinstance(model, ExportedModel):
+        backbone = child(model.model, "backbone")
+    channels = None if backbone is None else in_channels(backbone)
+    stated: int | None = _section(config, "data").get("channels", None if channels == 3 else channels)
+    return stated
+
+
+def _phrases(config: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """Return the phrase of each class in the prompts that a text-prompted model was trained with."""
+    return Prompts(**_section(config, "data", "prompts")).class_phrases(classes)
+
+
+def _read_measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the score thresholds and image sizes that a run's evaluation measured, as arguments of `Predictor`."""
+    measured = checkpoint.get("measured") or {}
+    try:
+        thresholds, sizes = measured.get("score_thresholds"), measured.get("image_sizes")
+        return {
+            "thresholds": None if thresholds is None else ScoreThresholds.from_json(thresholds, classes),
+            "image_sizes": None if sizes is None else ImageSizes.from_json(sizes),
+        }
+    except (AttributeError, ValueError) as error:
+        raise CheckpointError(f"{name}: damaged: what its evaluation has measured cannot be read ({error}).") from error
+
+
+def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the mapping below the keys; empty if there is none, or a plain name in its place."""
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def is_config_only(source: str | Path) -> bool:
+    """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
+    located = locate(source, MODEL)
+    return located is None or located.kind == "config" or (located.kind in FILES and not isfile(source))
+
+
+def check_not_exported(loaded: Loaded, what: str) -> None:
+    """Check that a model is not an exported file, which only returns the model's outputs.
+
+    Args:
+        what: the beginning of the message, such as the name of a command.
+    Raises:
+        ConfigError: it is one.
+    """
+    model = loaded.model
+    if isinstance(model, ExportedModel | ExportedGenerator):
+        path = model.file.path if isinstance(model, ExportedModel) else model.encoder.path
+        raise ConfigError(
+            f"{what}: {path} is an exported file, which only returns the model's outputs. Give the checkpoint that it "
+            "was exported from."
+        )
