@@ -16,14 +16,9 @@ def index() -> dict[str, dict[str, Any]]:
     return json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
 
 
-def names() -> list[str]:
-    """Return the names of all models in the index, and those that `listed_name` understands."""
-    return [*index(), *_other_names()]
-
-
 def listed_name(name: str) -> str | None:
-    """Return a model's name in the index, which may have "_coco" at the end or not if its config has; None if it is not
-    there."""
+    """Return the name in the index of a model that may also be named with or without "_coco" at the end, if its config
+    is; None if it is not there."""
     return name if name in index() else _other_names().get(name)
 
 
@@ -43,8 +38,9 @@ def unpublished() -> dict[str, str]:
     return json.loads((FOLDER / "unpublished.json").read_text(encoding="utf-8"))
 
 
-def published_name(path: str | Path) -> str | None:
-    """Return the model in the index whose file has this name, if the name contains the file's checksum."""
+def find_by_file(path: str | Path) -> str | None:
+    """Return the name in the index of the model whose published file has a path's name, if that name contains the
+    file's checksum; None for other files."""
     name = Path(path).name
     for model, entry in index().items():
         checksum = entry["checksum"].removeprefix("sha256:")[:8]
@@ -54,6 +50,5 @@ def published_name(path: str | Path) -> str | None:
 
 
 def is_packaged(name: str) -> bool:
-    """Whether a name is that of a model in the index whose weights are part of the package."""
-    entry = index().get(name)
-    return entry is not None and "://" not in entry["url"]
+    """Whether the weights of a model in the index are part of the package."""
+    return "://" not in index()[name]["url"]

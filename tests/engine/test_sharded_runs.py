@@ -25,7 +25,7 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.tools import average, export
 from vitkit.weights import load_weights, read_checkpoint
-from vitkit.weights.locate import run_weights
+from vitkit.weights.locate import find_run_weights
 
 SHARDED = {"sharded_checkpoints": True}
 
@@ -288,7 +288,7 @@ def test_shards_are_averaged_and_exported(tmp_path, monkeypatch):
 @needs_newer_torch
 def test_folder_of_shards_in_place_of_their_checkpoint_is_named(first):
     folder = first / shards_named(first / BEST_NAME)
-    for call in (read_checkpoint, run_weights):
+    for call in (read_checkpoint, find_run_weights):
         with pytest.raises(CheckpointError, match=r"contains the shards of a checkpoint, .* Give that: .*best\.pth"):
             call(folder)
 

@@ -18,7 +18,7 @@ from safetensors.torch import load
 
 from vitkit.errors import VitkitError
 from vitkit.tools import predict, train, translate
-from vitkit.weights.published import published_weights
+from vitkit.weights.published import fetch_published
 from vitkit.weights.transformers_folder import METADATA
 
 _NAMES = ("shapes_vit", "shapes_vit", "shapes_dino", "shapes_mask2former", "shapes_captioner", "numbers_translator")
@@ -28,7 +28,7 @@ _FILE = "model.safetensors"
 @cache
 def sound(name: str) -> tuple[dict[str, Any], bytes]:
     """Return the header of a packaged model's file, and the bytes of its tensors."""
-    return split_safetensors(published_weights(name).read_bytes())
+    return split_safetensors(fetch_published(name).read_bytes())
 
 
 def _write(rng: random.Random, folder: Path, world: Path) -> None:

@@ -141,7 +141,7 @@ def test_dilation_is_known_from_official_settings(models):
 
 def test_dilation_is_known_from_the_model_zoo_name(models, monkeypatch, tmp_path):
     torch.save({"model": models[True].state_dict()}, tmp_path / "weights.pth")
-    monkeypatch.setattr(locate, "published_weights", lambda name: tmp_path / "weights.pth")
+    monkeypatch.setattr(locate, "fetch_published", lambda name: tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=other(True)):
         load_weights(models[False], "detr_r50_dc5")
     with pytest.raises(CheckpointError, match=other(False)):

@@ -12,7 +12,7 @@ from vitkit.apps.export_reading.settings import FORMATS
 from vitkit.apps.inference import find_model
 from vitkit.errors import ConfigError
 from vitkit.weights import find_weights, load_weights, locate, reading, save_checkpoint
-from vitkit.weights.locate import MODEL, PRETRAINED, USABLE, WEIGHTS, Kind
+from vitkit.weights.locate import MODEL_KINDS, PRETRAINED_KINDS, USABLE_KINDS, WEIGHTS_KINDS, Kind
 
 FILES = (
     "run/config.json",
@@ -41,57 +41,57 @@ def folder(tmp_path, monkeypatch):
 
 ROWS = [
     # A beginning that says what the name is.
-    ("timm/resnet18.a1_in1k", "timm", PRETRAINED),
-    ("timm/x.pth", "timm", PRETRAINED),
-    ("https://host/w.pth#sha256=1a2b", "url", PRETRAINED),
-    ("file:///w.pth", "url", PRETRAINED),
-    ("hf:owner/name", "hub", MODEL),
-    ("hf:owner/name@main", "hub", PRETRAINED),
-    ("hf:owner/name.bin", "hub", WEIGHTS),
+    ("timm/resnet18.a1_in1k", "timm", PRETRAINED_KINDS),
+    ("timm/x.pth", "timm", PRETRAINED_KINDS),
+    ("https://host/w.pth#sha256=1a2b", "url", PRETRAINED_KINDS),
+    ("file:///w.pth", "url", PRETRAINED_KINDS),
+    ("hf:owner/name", "hub", MODEL_KINDS),
+    ("hf:owner/name@main", "hub", PRETRAINED_KINDS),
+    ("hf:owner/name.bin", "hub", WEIGHTS_KINDS),
     # Folders that are there.
-    ("library", "library", MODEL),
-    ("library", "library", PRETRAINED),
-    ("run", "run", MODEL),
-    (Path("run"), "run", WEIGHTS),
-    ("started", "run", MODEL),
-    (".", "run", MODEL),
-    ("folder.pth", "run", WEIGHTS),
-    ("dfine_s", "run", MODEL),  # also a name of the model zoo
+    ("library", "library", MODEL_KINDS),
+    ("library", "library", PRETRAINED_KINDS),
+    ("run", "run", MODEL_KINDS),
+    (Path("run"), "run", WEIGHTS_KINDS),
+    ("started", "run", MODEL_KINDS),
+    (".", "run", MODEL_KINDS),
+    ("folder.pth", "run", WEIGHTS_KINDS),
+    ("dfine_s", "run", MODEL_KINDS),  # also a name of the model zoo
     # Paths of configs, and families with arguments.
-    ("run/config.json", "config", MODEL),
-    ("own.py", "config", MODEL),
-    ("missing.py", "config", MODEL),
-    ("configs/detr_r50.py", "config", MODEL),
-    ("dino:scales=5,epochs=24", "config", MODEL),
-    ("dino:init=w.pth", "config", MODEL),
-    ("run/config.json", "checkpoint", WEIGHTS),  # which reading it reports
+    ("run/config.json", "config", MODEL_KINDS),
+    ("own.py", "config", MODEL_KINDS),
+    ("missing.py", "config", MODEL_KINDS),
+    ("configs/detr_r50.py", "config", MODEL_KINDS),
+    ("dino:scales=5,epochs=24", "config", MODEL_KINDS),
+    ("dino:init=w.pth", "config", MODEL_KINDS),
+    ("run/config.json", "checkpoint", WEIGHTS_KINDS),  # which reading it reports
     # Paths of exported files and of weights, which need not exist, and any other file.
-    ("a.onnx", "exported", USABLE),
-    ("missing.pt2", "exported", MODEL),
-    ("a.onnx", "checkpoint", WEIGHTS),
-    ("missing.onnx", None, WEIGHTS),
-    ("run/last.pth", "checkpoint", MODEL),
-    (Path("run/last.pth"), "checkpoint", WEIGHTS),
-    ("missing.pth", "checkpoint", WEIGHTS),
-    ("missing.safetensors", "checkpoint", MODEL),
-    ("timm/x.pth", "checkpoint", MODEL),
-    ("bare", "checkpoint", MODEL),
-    ("shapes_vit", "checkpoint", MODEL),  # also a name of the model zoo
-    ("./detr_r50_dc5", "checkpoint", WEIGHTS),
+    ("a.onnx", "exported", USABLE_KINDS),
+    ("missing.pt2", "exported", MODEL_KINDS),
+    ("a.onnx", "checkpoint", WEIGHTS_KINDS),
+    ("missing.onnx", None, WEIGHTS_KINDS),
+    ("run/last.pth", "checkpoint", MODEL_KINDS),
+    (Path("run/last.pth"), "checkpoint", WEIGHTS_KINDS),
+    ("missing.pth", "checkpoint", WEIGHTS_KINDS),
+    ("missing.safetensors", "checkpoint", MODEL_KINDS),
+    ("timm/x.pth", "checkpoint", MODEL_KINDS),
+    ("bare", "checkpoint", MODEL_KINDS),
+    ("shapes_vit", "checkpoint", MODEL_KINDS),  # also a name of the model zoo
+    ("./detr_r50_dc5", "checkpoint", WEIGHTS_KINDS),
     # Names of the model zoo, before configs of the same name.
-    ("shapes_dino", "published", WEIGHTS),
-    ("detr_r50", "published", MODEL),
-    ("dfine_m", "published", MODEL),
-    ("detr_r50", None, PRETRAINED),
+    ("shapes_dino", "published", WEIGHTS_KINDS),
+    ("detr_r50", "published", MODEL_KINDS),
+    ("dfine_m", "published", MODEL_KINDS),
+    ("detr_r50", None, PRETRAINED_KINDS),
     # Names of installed configs.
-    ("quickstart/detr", "config", MODEL),
-    ("quickstart/detr", None, WEIGHTS),
+    ("quickstart/detr", "config", MODEL_KINDS),
+    ("quickstart/detr", None, WEIGHTS_KINDS),
     # Nothing.
-    ("detr_r51", None, MODEL),
-    ("missing/run", None, MODEL),
-    ("https://host/w", None, MODEL),
-    ("x" * 5000, None, MODEL),
-    ("w\0.", None, MODEL),
+    ("detr_r51", None, MODEL_KINDS),
+    ("missing/run", None, MODEL_KINDS),
+    ("https://host/w", None, MODEL_KINDS),
+    ("x" * 5000, None, MODEL_KINDS),
+    ("w\0.", None, MODEL_KINDS),
 ]
 
 
@@ -107,7 +107,7 @@ def test_every_row_of_the_table_has_a_case():
 
 
 def test_an_installed_config_and_a_file_of_its_name_are_ambiguous(folder):
-    for kinds in (MODEL, WEIGHTS):
+    for kinds in (MODEL_KINDS, WEIGHTS_KINDS):
         with pytest.raises(ConfigError, match="'detr_r50_dc5' is the name of an installed config, and there is also"):
             locate.locate("detr_r50_dc5", kinds)
 

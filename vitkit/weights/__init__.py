@@ -10,8 +10,8 @@ In the order in which `load_weights` goes through them:
     official key names  vitkit.model_zoo.converters
     tensors -> a model  loading.py: `load_weights` and its `LoadReport`; hidden_settings.py: what weights do not show
 
-Beside these, pretrained.py loads the weights that a model's backbone names, lora.py merges what LoRA
-trained into the weights of its layers, and writing.py saves checkpoints.
+Beside these, pretrained.py loads the weights that a model's backbone names, teachers.py the frozen networks from which
+models learn, lora.py merges what LoRA trained into the weights of its layers, and writing.py saves checkpoints.
 """
 
 from vitkit.weights.contents import classes_of, state_dict_of

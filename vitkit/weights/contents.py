@@ -21,9 +21,9 @@ _OF_DINO = {"backbone.cls_token", "head.last_layer.weight_v"}
 
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
-    "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
-    teacher's backbone; what LoRA trained is merged into its layers.
+    """Return the tensors of a checkpoint, removing wrappers: {"ema": {"module": ...}}, {"model": ...}, "model_state",
+    "state_dict" or "teacher", the prefix "module.", and in a file of Lightning "model.". If it was written in the
+    training of DINO or iBOT, these are the teacher's backbone; what LoRA trained is merged into its layers.
 
     Args:
         name: name of the checkpoint, for errors.
@@ -76,7 +76,7 @@ def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
     return list(classes)
 
 
-def model_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def model_spec_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `model` section of the config that a run's checkpoint has; {} for other files."""
     try:
         return dict(json.loads(checkpoint["config"])["model"])
@@ -86,7 +86,7 @@ def model_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_run(checkpoint: Mapping[str, Any]) -> str | None:
     """Describe the run that wrote a checkpoint, for error messages; None for other files."""
-    model = model_in(checkpoint)
+    model = model_spec_of(checkpoint)
     try:
         kind, tasks, classes = model["type"], model.get("tasks"), classes_of(checkpoint, "checkpoint") or ()
         task = f" for {' and '.join(tasks)} segmentation" if tasks else ""

@@ -16,7 +16,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, parameters_of
-from vitkit.weights.contents import model_in
+from vitkit.weights.contents import model_spec_of
 from vitkit.weights.published import load_published_config
 
 logger = logging.getLogger("vitkit")
@@ -112,7 +112,7 @@ def _differences(
 def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mapping[str, Any]:
     """Return the `model` section of the config that the weights were trained with; {} if it is unknown."""
     if zoo_name is None:
-        return model_in(checkpoint)
+        return model_spec_of(checkpoint)
     spec = load_published_config(zoo_name, check=False)["model"]
     return spec if isinstance(spec, Mapping) else {}
 

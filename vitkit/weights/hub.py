@@ -9,8 +9,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, errors, snapshot_download
 
 from vitkit.errors import CheckpointError
-from vitkit.weights.marian import FILES as TOKEN_FILES
-from vitkit.weights.marian import TARGET_NUMBERS
+from vitkit.weights.marian import TARGET_NUMBERS, TOKEN_FILES
 from vitkit.weights.tokenizer_files import LANGUAGE_MODELS, PROMPTED_MODELS, TOKENIZER
 from vitkit.weights.transformers_folder import CONFIG, INDEX_SUFFIX, WEIGHTS, list_files_in_index, read_object
 
@@ -35,9 +34,9 @@ _CLIENT_ERRORS = (OSError, ValueError, *errors.HfHubHTTPError.__bases__)
 httpx, httpx2. Most errors of the last two are not OSErrors."""
 
 
-def is_hub_name(source: Any) -> bool:
+def is_hub_name(source: str) -> bool:
     """Whether a model's name refers to a repository, as "hf:OWNER/NAME" or "hf:OWNER/NAME@REVISION"."""
-    return isinstance(source, str) and source.startswith(PREFIX)
+    return source.startswith(PREFIX)
 
 
 def fetch_repository(source: str, check: Callable[[Path], Any] = lambda config: None) -> Path:
@@ -57,7 +56,7 @@ def fetch_repository(source: str, check: Callable[[Path], Any] = lambda config: 
     weights = next((name for name in WEIGHTS if repository.has(name, folder)), None)
     if weights is None and repository.is_reachable:
         raise CheckpointError(f"{source}: has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
-    repository.download(weights or WEIGHTS[0])
+    repository.download(weights or WEIGHTS[0])  # raises if the hub cannot be reached and no weights are in the cache
     if weights.endswith(INDEX_SUFFIX):
         shards = list_files_in_index(folder / weights)
         for shard in shards:

@@ -135,6 +135,7 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model; or the model
             is fused.
+        ConfigError: the folder is not that of a run; or see `locate`.
     """
     if isinstance(model, Model) and model.is_fused:
         raise CheckpointError(

@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.registry import unknown
 from vitkit.weights.download import fetch_file
 from vitkit.weights.hub import fetch_repository, is_hub_name
-from vitkit.weights.published import published_weights
+from vitkit.weights.published import fetch_published
 from vitkit.weights.reading import check_not_shards, read_metadata
 from vitkit.weights.transformers_folder import is_transformers_folder
 
@@ -43,15 +43,16 @@ _TABLE: tuple[tuple[Kind, Callable[[str], bool]], ...] = (
 """Kinds and what tells them, in order of precedence: what is there goes before names, and paths that say what they are
 before others."""
 
-PRETRAINED: tuple[Kind, ...] = ("timm", "url", "hub", "library", "run", "checkpoint")
+PRETRAINED_KINDS: tuple[Kind, ...] = ("timm", "url", "hub", "library", "run", "checkpoint")
 """What a backbone's `pretrained` may name."""
-WEIGHTS: tuple[Kind, ...] = ("hub", "library", "run", "checkpoint", "published")
+WEIGHTS_KINDS: tuple[Kind, ...] = ("hub", "library", "run", "checkpoint", "published")
 """What the weights of a whole model may be."""
-USABLE: tuple[Kind, ...] = (*WEIGHTS, "exported")
+USABLE_KINDS: tuple[Kind, ...] = (*WEIGHTS_KINDS, "exported")
 """What a model is used with: weights, or an exported file."""
-MODEL: tuple[Kind, ...] = (*USABLE, "config")
+MODEL_KINDS: tuple[Kind, ...] = (*USABLE_KINDS, "config")
 """What the name of a model may refer to."""
-FILES: tuple[Kind, ...] = ("checkpoint", "exported")
+FILE_KINDS: tuple[Kind, ...] = ("checkpoint", "exported")
+"""Kinds that are one file, which also has the config."""
 
 METADATA_READERS: dict[Kind, Callable[[Path], dict[str, Any]]] = {}
 """Kind -> what reads its metadata, for kinds other than checkpoints: apps/export_reading adds that of its files."""
@@ -88,9 +89,9 @@ class Located:
             if self.kind == "hub":
                 self._path = fetch_repository(self.name, check)
             elif self.kind == "run":
-                self._path = run_weights(Path(self.name))
+                self._path = find_run_weights(Path(self.name))
             elif self.kind == "published":
-                self._path = published_weights(self.name)
+                self._path = fetch_published(self.name)
             elif self.kind == "url":
                 url, _, checksum = self.name.partition(CHECKSUM)
                 self._path = fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
@@ -113,7 +114,7 @@ class Located:
     @property
     def zoo_name(self) -> str | None:
         """The weights' name in the model zoo's index, also of a published file by its own name; None if not listed."""
-        return self.name if self.kind == "published" else model_zoo.published_name(self.name)
+        return self.name if self.kind == "published" else model_zoo.find_by_file(self.name)
 
     @property
     def is_remote(self) -> bool:
@@ -148,7 +149,7 @@ def locate(name: str | Path, kinds: Collection[Kind]) -> Located | None:
     return Located(kind, (model_zoo.listed_name(text) or text) if kind == "published" else text)
 
 
-def locate_weights(weights: Weights, kinds: Collection[Kind] = WEIGHTS) -> Located:
+def locate_weights(weights: Weights, kinds: Collection[Kind] = WEIGHTS_KINDS) -> Located:
     """Locate weights; a name that fits nothing is taken for the path of a checkpoint, which reading it reports.
 
     Raises:
@@ -165,10 +166,11 @@ def find_weights(source: str | Path) -> Located:
             repository of its hub, downloaded once, or a name of the model zoo, such as "shapes_dino", whose weights are
             in the package, or "detr_r50", whose weights are downloaded when they are loaded.
     Raises:
-        ConfigError: there are no such weights, or only a config of that name.
+        ConfigError: there are no such weights, or only a config of that name; a file that is missing is only reported
+            when it is loaded.
         CheckpointError: the repository cannot be downloaded.
     """
-    located = locate(source, (*WEIGHTS, "config"))
+    located = locate(source, (*WEIGHTS_KINDS, "config"))
     if located is None:
         message = f"{str(source)!r} is neither a model of the zoo, nor a run's folder or checkpoint"
         raise ConfigError(unknown(str(source), model_zoo.index(), message))
@@ -180,22 +182,7 @@ def find_weights(source: str | Path) -> Located:
     return located
 
 
-def backbone_weights(folder: Path) -> Path:
-    """Return the backbone that a run in a folder has learned without labels, for other models.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = folder / BACKBONE_WEIGHTS
-    if not path.is_file():
-        raise ConfigError(
-            f"'{folder}' is not the folder of a pretraining run: expected {BACKBONE_WEIGHTS}, as vitkit pretrain "
-            "writes it. Of another model's run, give its checkpoint to --init or --init-partial."
-        )
-    return path
-
-
-def run_weights(folder: Path) -> Path:
+def find_run_weights(folder: Path) -> Path:
     """Return the checkpoint in a run's folder.
 
     Raises:

@@ -15,7 +15,7 @@ from vitkit.errors import CheckpointError
 from vitkit.structures import BOS
 from vitkit.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 
-FILES = ("source.spm", "target.spm", "vocab.json")
+TOKEN_FILES = ("source.spm", "target.spm", "vocab.json")
 TARGET_NUMBERS = "target_vocab.json"
 """File with the numbers of the target's pieces, if they are numbered separately."""
 _ROWS = {
@@ -45,10 +45,10 @@ def read_tokens(folder: Path, config: Mapping[str, Any], read: ReadObject) -> di
     Raises:
         CheckpointError: a file is damaged, or does not fit the config.
     """
-    if config.get("model_type") != "marian" or not all((folder / name).is_file() for name in FILES):
+    if config.get("model_type") != "marian" or not all((folder / name).is_file() for name in TOKEN_FILES):
         return {}
     has_own = (folder / TARGET_NUMBERS).is_file() and not config.get("share_encoder_decoder_embeddings", True)
-    paths = {"source": folder / FILES[2], "target": folder / (TARGET_NUMBERS if has_own else FILES[2])}
+    paths = {"source": folder / TOKEN_FILES[2], "target": folder / (TARGET_NUMBERS if has_own else TOKEN_FILES[2])}
     sizes = {"source": config.get("vocab_size"), "target": config.get("decoder_vocab_size") or config.get("vocab_size")}
     tokens = {}
     for side, path in paths.items():

@@ -14,17 +14,16 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
 from vitkit.registry import BACKBONES, nearest
-from vitkit.weights.contents import PIXELS, model_in
+from vitkit.weights.contents import PIXELS, model_spec_of
 from vitkit.weights.loading import LoadReport, load_weights
 from vitkit.weights.locate import (
     BACKBONE_WEIGHTS,
     CHECKSUM,
-    PRETRAINED,
+    PRETRAINED_KINDS,
     RUN_WEIGHTS,
     TIMM,
     Located,
     Weights,
-    backbone_weights,
     locate,
 )
 from vitkit.weights.reading import read_metadata
@@ -82,36 +81,36 @@ def _warn_if_frozen(backbone: Backbone) -> None:
 def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = True) -> None:
     """Load the weights that a value of `pretrained` refers to into a backbone; arguments and errors are those of
     `load_pretrained`."""
-    found = find_source(source)
+    weights = _fetch_pretrained(source)
     try:
         with with_defaults(backbone, Backbone).completing_state():
             # A backbone does not need the classifier, and a classifier for other classes cannot use it.
-            report = load_weights(backbone, found, new_class_head=new_class_head, strict=False)
+            report = load_weights(backbone, weights, new_class_head=new_class_head, strict=False)
         _check_complete(backbone, report, source, new_class_head=new_class_head)
     except CheckpointError as error:
-        trained = None if isinstance(found, Mapping) else trained_backbone(found.path)
+        trained = None if isinstance(weights, Mapping) else trained_backbone(weights.path)
         if trained is None:
             raise
-        if found.path.name != BACKBONE_WEIGHTS:
+        if weights.path.name != BACKBONE_WEIGHTS:
             raise CheckpointError(
                 f"pretrained: {source} has all of a model that was trained without labels. Give the folder of its run, "
-                f"'{found.path.parent}', whose {BACKBONE_WEIGHTS} has the backbone."
+                f"'{weights.path.parent}', whose {BACKBONE_WEIGHTS} has the backbone."
             ) from error
         raise CheckpointError(
             f"pretrained: {source} has trained a backbone {_describe(trained)}, whose weights do not fit this model's "
             f"{_describe(backbone)}. Set model.backbone to the one that was trained, or train this one. ({error})"
         ) from error
-    if isinstance(found, Located) and found.path.name == BACKBONE_WEIGHTS:
-        _warn_of_other_pixels(backbone, found.metadata.get(PIXELS), source)
+    if isinstance(weights, Located) and weights.path.name == BACKBONE_WEIGHTS:
+        _warn_of_other_pixels(backbone, weights.metadata.get(PIXELS), source)
 
 
-def find_source(source: str) -> Located | Mapping[str, Any]:
+def _fetch_pretrained(source: str) -> Located | Mapping[str, Any]:
     """Return the weights that a value of `pretrained` refers to, downloaded the first time; timm's are a state dict.
 
     Raises:
         CheckpointError: there are none, or they cannot be downloaded.
     """
-    located = locate(source, PRETRAINED)
+    located = locate(source, PRETRAINED_KINDS)
     if located is None or (located.kind == "checkpoint" and not isfile(source)):
         raise CheckpointError(
             f"pretrained: no file {source!r}. Give a file of weights, the folder of a pretraining run, a URL "
@@ -121,7 +120,7 @@ def find_source(source: str) -> Located | Mapping[str, Any]:
         return _timm_weights(source.removeprefix(TIMM))
     try:
         if located.kind == "run":
-            return Located("checkpoint", str(backbone_weights(Path(source))))
+            return Located("checkpoint", str(_find_backbone_weights(Path(source))))
         located.fetch()
     except ConfigError as error:
         raise CheckpointError(f"pretrained: {error}") from error
@@ -133,6 +132,21 @@ def find_source(source: str) -> Located | Mapping[str, Any]:
             f"{RANDOM_INSTEAD}."
         ) from error
     return located
+
+
+def _find_backbone_weights(folder: Path) -> Path:
+    """Return the backbone that a run in a folder has learned without labels, for other models.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / BACKBONE_WEIGHTS
+    if not path.is_file():
+        raise ConfigError(
+            f"'{folder}' is not the folder of a pretraining run: expected {BACKBONE_WEIGHTS}, as vitkit pretrain "
+            "writes it. Of another model's run, give its checkpoint to --init or --init-partial."
+        )
+    return path
 
 
 def _timm_weights(name: str) -> dict[str, Tensor]:
@@ -172,7 +186,7 @@ def trained_backbone(path: Weights) -> dict[str, Any] | None:
         path: the run's folder, or a checkpoint in it, see `pretraining_run`.
     """
     folder = Path(path) if isdir(path) else pretraining_run(path)
-    spec = None if folder is None else _model_in(folder / BACKBONE_WEIGHTS).get("backbone")
+    spec = None if folder is None else _read_model_spec(folder / BACKBONE_WEIGHTS).get("backbone")
     if spec is None:
         return None
     try:
@@ -188,13 +202,13 @@ def pretraining_run(checkpoint: Weights) -> Path | None:
     path = Path(checkpoint)
     if path.name not in (BACKBONE_WEIGHTS, *RUN_WEIGHTS):
         return None
-    model = _model_in(path)
-    return path.parent if model and model == _model_in(path.parent / BACKBONE_WEIGHTS) else None
+    model = _read_model_spec(path)
+    return path.parent if model and model == _read_model_spec(path.parent / BACKBONE_WEIGHTS) else None
 
 
-def _model_in(checkpoint: Path) -> dict[str, Any]:
+def _read_model_spec(checkpoint: Path) -> dict[str, Any]:
     """Return the model of the config that a run's checkpoint has; {} if there is no such file."""
-    return model_in(read_metadata(checkpoint)) if isfile(checkpoint) else {}
+    return model_spec_of(read_metadata(checkpoint)) if isfile(checkpoint) else {}
 
 
 def _describe(backbone: Mapping[str, Any] | nn.Module) -> str:

@@ -11,7 +11,7 @@ from vitkit.errors import CheckpointError
 from vitkit.weights.download import fetch_file
 
 
-def published_weights(name: str) -> Path:
+def fetch_published(name: str) -> Path:
     """Return the file with the weights of a model in the index, downloaded unless it is in the package or the cache.
 
     Raises:
@@ -26,8 +26,8 @@ def published_weights(name: str) -> Path:
 def load_published_config(name: str, overrides: Sequence[str] = (), *, check: bool = True) -> Config:
     """Return the config of a model in the index; other arguments are those of `load_config`."""
     entry = model_zoo.index()[name]
-    own = entry.get("overrides", ())  # an official model that shares the config of another one
-    return load_config(entry["config"], [*own, *overrides], check=check)
+    differences = entry.get("overrides", ())  # of an official model that shares the config of another one
+    return load_config(entry["config"], [*differences, *overrides], check=check)
 
 
 def _packaged_file(entry: dict[str, Any]) -> Path:

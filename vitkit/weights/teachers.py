@@ -10,7 +10,7 @@ from torch import nn
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.protocols.model import child
 from vitkit.registry import BACKBONES, Spec, nearest
-from vitkit.weights.contents import model_in, state_dict_of
+from vitkit.weights.contents import model_spec_of, state_dict_of
 from vitkit.weights.loading import load_weights
 from vitkit.weights.locate import Located, find_weights
 from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone
@@ -56,7 +56,7 @@ def find_teacher(teacher: Spec) -> Teacher:
             f"{teacher!r} is neither a backbone nor a run's folder, a checkpoint or a model of the zoo. "
             f"{nearest(teacher, BACKBONES.names())}"
         ) from error
-    model = model_in(located.metadata)
+    model = model_spec_of(located.metadata)
     if not model and located.zoo_name is not None:
         model = load_published_config(located.zoo_name)["model"]
     spec = model.get("backbone")

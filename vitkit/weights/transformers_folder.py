@@ -193,8 +193,8 @@ def _damage_error(path: Path, error: Exception) -> CheckpointError:
 def read_stated_classes(config: Path) -> dict[str, Any]:
     """Return "classes" and, if known, "things" from a folder's `config.json`, in the form that checkpoints have.
 
-    A file that names none has the library's default of two. COCO detectors have a class for each raw id, many without
-    a name: they are mapped to COCO's 80 or 133 classes.
+    A file that names none has the library's default of two if its model has classes; otherwise the result is {}. COCO
+    detectors have a class for each raw id, many without a name: they are mapped to COCO's 80 or 133 classes.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -203,8 +203,8 @@ def read_stated_classes(config: Path) -> dict[str, Any]:
     labels = values.get("id2label")
     if not labels:
         # The library leaves its default out when it saves a config.
-        names = values.get("architectures")
-        has_classes = isinstance(names, list) and any(re.search(_CLASSIFYING, str(name)) for name in names)
+        architectures = values.get("architectures")
+        has_classes = isinstance(architectures, list) and any(re.search(_CLASSIFYING, str(x)) for x in architectures)
         return {"classes": ["LABEL_0", "LABEL_1"], "things": None} if has_classes else {}
     try:
         names: Sequence[str] = [str(labels[key]) for key in sorted(labels, key=int)]

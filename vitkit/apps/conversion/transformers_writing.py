@@ -26,7 +26,7 @@ from vitkit.registry import BACKBONES, MODELS, REGISTRIES, Registry
 from vitkit.structures import EOS
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.weights.hub import PREPROCESSOR
-from vitkit.weights.marian import FILES, TARGET_NUMBERS
+from vitkit.weights.marian import TARGET_NUMBERS, TOKEN_FILES
 from vitkit.weights.tokenizer_files import ROWS
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
 from vitkit.weights.transformers_folder import CONFIG, METADATA, WEIGHTS
@@ -119,13 +119,18 @@ def make_token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]
         return {}
     numbers = {
         name: _as_json({token: number for number, token in enumerate(vocabulary.tokens)})
-        for name, vocabulary in ((FILES[2], source), (TARGET_NUMBERS, target))
+        for name, vocabulary in ((TOKEN_FILES[2], source), (TARGET_NUMBERS, target))
     }
     shared = source.tokens == target.tokens
     if shared:
         del numbers[TARGET_NUMBERS]
     settings = dict(tokenizer_class="MarianTokenizer", separate_vocabs=not shared)
-    return {FILES[0]: source.pieces_model, FILES[1]: target.pieces_model, TOKENIZER: _as_json(settings), **numbers}
+    return {
+        TOKEN_FILES[0]: source.pieces_model,
+        TOKEN_FILES[1]: target.pieces_model,
+        TOKENIZER: _as_json(settings),
+        **numbers,
+    }
 
 
 def make_config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> Section:

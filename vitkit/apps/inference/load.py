@@ -39,8 +39,17 @@ from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.class_prompts import Prompts
 from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
 from vitkit.weights import LoadReport, load_weights
-from vitkit.weights.locate import FILES, MODEL, RUN_CONFIG, USABLE, Located, Weights, locate, locate_weights
-from vitkit.weights.marian import FILES as TOKEN_FILES
+from vitkit.weights.locate import (
+    FILE_KINDS,
+    MODEL_KINDS,
+    RUN_CONFIG,
+    USABLE_KINDS,
+    Located,
+    Weights,
+    locate,
+    locate_weights,
+)
+from vitkit.weights.marian import TOKEN_FILES
 from vitkit.weights.published import load_published_config
 from vitkit.weights.tokenizer_files import BERT, TOKENIZER, find_tokenizer
 
@@ -172,16 +181,16 @@ def find_model(
     located = None if weights is None else locate_usable(weights, trust=trust)
     if isinstance(source, Mapping):
         return FoundModel(source, located)
-    named = _locate_model(source)
-    if named.kind == "config":
+    model = _locate_model(source)
+    if model.kind == "config":
         return FoundModel(load_config(Path(source), overrides, trust=trust), located)
-    if located is not None and named.kind in FILES:
+    if located is not None and model.kind in FILE_KINDS:
         raise ConfigError(
             f"{source}: is not a config, and has its own weights; got also {str(located)!r}. Give one of the two."
         )
     if located is None:
-        located = locate_usable(named, trust=trust)
-    return FoundModel(_config_of(named, overrides, trust), located)
+        located = locate_usable(model, trust=trust)
+    return FoundModel(_config_of(model, overrides, trust), located)
 
 
 def _locate_model(source: str | Path) -> Located:
@@ -195,7 +204,7 @@ def _locate_model(source: str | Path) -> Located:
             f"got {type(source).__name__} for a model; expected its name, a path or a config. A config's weights are "
             "an argument of their own."
         )
-    located = locate(source, MODEL)
+    located = locate(source, MODEL_KINDS)
     if located is None:
         message = (
             f"{str(source)!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file "
@@ -206,7 +215,8 @@ def _locate_model(source: str | Path) -> Located:
 
 
 def locate_usable(weights: Weights, *, trust: bool = False) -> Located:
-    """Locate weights that a model is used with, and get them ready, but for a download from the model zoo.
+    """Locate the weights, or the exported file, that a model is used with; download a repository's, while those of the
+    model zoo are downloaded when they are loaded.
 
     Args:
         weights: a checkpoint, the folder of a run, a name of the model zoo, an exported file, a folder of the
@@ -216,7 +226,7 @@ def locate_usable(weights: Weights, *, trust: bool = False) -> Located:
         ConfigError: the folder is not that of a run, or vitkit has no model of the repository's kind.
         CheckpointError: the weights cannot be downloaded.
     """
-    located = locate_weights(weights, USABLE)
+    located = locate_weights(weights, USABLE_KINDS)
     if not located.is_remote:
         path = located.fetch(check_architecture)
         if trust and path.suffix == PROGRAM_SUFFIX and isfile(path):
@@ -268,13 +278,13 @@ def require_device(device: str | torch.device) -> None:
     """
     choices = ["cpu", *accelerators()]
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError):  # no device has such a name
-        found = None
+        parsed = None
     if (
-        found is None
-        or found.type not in (*choices, "meta")
-        or (found.index and found.index >= torch.accelerator.device_count())
+        parsed is None
+        or parsed.type not in (*choices, "meta")
+        or (parsed.index and parsed.index >= torch.accelerator.device_count())
     ):
         raise ConfigError(f"device={device}: PyTorch finds no such device here; expected {' or '.join(choices)}.")
 
@@ -424,9 +434,9 @@ def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def is_config_only(source: str | Path) -> bool:
-    """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
-    located = locate(source, MODEL)
-    return located is None or located.kind == "config" or (located.kind in FILES and not isfile(source))
+    """Whether a name by itself gives no weights: it is that of a config, or there is no such file or model."""
+    located = locate(source, MODEL_KINDS)
+    return located is None or located.kind == "config" or (located.kind in FILE_KINDS and not isfile(source))
 
 
 def check_not_exported(loaded: Loaded, what: str) -> None:
