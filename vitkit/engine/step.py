@@ -93,14 +93,14 @@ def train_step(
             whole_step = list(loaded)
             shares = step_shares(criterion, [batch.targets for batch, _ in whole_step], device)
             loaded = iter(whole_step)
-        for index, (batch, seconds) in enumerate(loaded, start=1):
+        for index, (batch, seconds) in enumerate(loaded):
             data_seconds += seconds
             batch = batch.to(device)
             if same_for_any_ranks:
-                seed_batch(settings.seed, progress, index - 1, stage=1)
-                set_step_share(criterion, shares[index - 1])
+                seed_batch(settings.seed, progress, index, stage=1)
+                set_step_share(criterion, shares[index])
             # Ranks synchronize their gradients once per step, in its last backward pass.
-            with nullcontext() if index == num_batches else no_sync(wrapped_model):
+            with nullcontext() if index + 1 == num_batches else no_sync(wrapped_model):
                 with autocast:
                     outputs = wrapped_model(**training_inputs(model, batch))
                     batch_losses = criterion(outputs, batch.targets)

@@ -86,7 +86,7 @@ def run_training(
         default: the folder of a new run, numbered if it exists.
         run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
-        init: weights to start from, see `vitkit.weights.find_weights`.
+        init: weights to start from, see `vitkit.weights.locate.find_weights`.
         partial_init: take of `init` what fits the model, see `load_weights`.
         trust: see `load_config`.
         hooks: hooks in addition to those of the config.
@@ -360,7 +360,7 @@ def restore(run: TrainRun, checkpoint: Path) -> None:
         steps_per_epoch=run.settings.steps_per_epoch(len(run.loader)),
         same_for_any_ranks=run.settings.images_per_step is not None,
     )
-    _check_position(run)
+    _adjust_position(run)
     if run.ema is not None:
         restore_average(run)
 
@@ -484,7 +484,7 @@ def _should_end(run: TrainRun) -> bool:
     return any(hook.should_end(run) for hook in run.hooks)
 
 
-def _check_position(run: TrainRun) -> None:
+def _adjust_position(run: TrainRun) -> None:
     """Continue at the same fraction of the epoch if it has a different number of batches than in the saved run."""
     progress, settings = run.progress, run.settings
     if progress.batch == 0:

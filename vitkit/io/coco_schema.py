@@ -36,7 +36,7 @@ class FileIssue(NamedTuple):
     """One invalid value in a file."""
 
     part: str
-    """The list that contains the entry, such as "annotations"; "" if the lists themselves are invalid."""
+    """The list that contains the entry, such as "annotations"; "" if a list, or an entry as a whole, is invalid."""
     position: int
     """Index of the entry in that list."""
     entry: str
@@ -186,7 +186,8 @@ def detection_issues(content: Any) -> list[FileIssue]:
 
 
 def structure_issues(content: Any) -> list[FileIssue]:
-    """Check that a detection file has the three lists, of objects only, and that only that of annotations is empty."""
+    """Check that a detection file has its three lists, that they hold objects only, and that none but the annotations
+    is empty."""
     return _structure_issues(content, ("images", "annotations", "categories"), "detection")
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,11 @@ _VERSION = 3
 _INDEX, _LOCK = "index.json", "lock"
 
 
-def load_or_build_arrays(
-    file: Path, settings: Mapping[str, Any], build: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
+def load_or_build_arrays(file: Path, settings: Sequence[Any], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the arrays and values that `build` makes of a file, or those that a process stored earlier.
 
     Args:
-        file: the file, which is recognized by its checksum; its size and times tell whether that is needed.
+        file: the file, which has changed if its checksum has; its size and times tell whether to compute that.
         settings: what the result depends on besides, as values of JSON.
         build: returns arrays and values of JSON by name.
     """
@@ -71,7 +69,7 @@ def _find(folder: Path, file: Path) -> dict[str, Any] | None:
     """Return the stored arrays and values; None if they are missing, damaged, or of another version of the file."""
     try:
         index = json.loads((folder / _INDEX).read_bytes())
-        if index["state"] != _state(file):  # also of a file that was only moved or touched
+        if index["state"] != _state(file):  # also if the same file was only copied anew or touched
             if index["checksum"] != _checksum(file):
                 return None
             with suppress(OSError):  # of a cache that may only be read

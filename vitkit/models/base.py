@@ -176,12 +176,12 @@ class DensePredictionModel(ModelOnBackbone):
         """Adapt weights that were trained with other training queries, or without any, in place: their entries are
         dropped, and the model's own keep their initial values."""
         start = f"{prefix}training_queries."
+        # Layers whose first size is the number of classes are replaced elsewhere, if the classes differ.
+        heads = tuple(prefix + head for head in self.class_head)
         initial = {} if self.training_queries is None else self.training_queries.state_dict(prefix=start)
         for part in {key.removeprefix(start).partition(".")[0] for key in (*initial, *state) if key.startswith(start)}:
             ours = {key: value for key, value in initial.items() if key.startswith(f"{start}{part}.")}
             theirs = [key for key in state if key.startswith(f"{start}{part}.")]
-            # Layers whose first size is the number of classes are replaced elsewhere, if the classes differ.
-            heads = tuple(prefix + head for head in self.class_head)
             shapes = [
                 {key: value.shape[key.startswith(heads) :] for key, value in entries.items()}
                 for entries in ({key: state[key] for key in theirs}, ours)

@@ -97,7 +97,7 @@ class SelfDistillation(PretrainingModel):
 
         Args:
             images: in training (2 B, 3, H, W), the large views, see `Batch`; else see `PretrainingModel`.
-            padding_mask: ignored.
+            padding_mask: ignored, see `PretrainingModel`.
             small_images: (n B, 3, h, w), only in training.
         Returns:
             student_logits: ((2 + n) B, K), those of the large views first.
@@ -362,9 +362,10 @@ class SelfDistillationSchedules(Hook):
             values: the meters of `SelfDistillationLoss`; nan for what batches of one image do not tell.
         """
         largest = math.log(num_prototypes)
-        entropy, mean_entropy, spread = (values[name] for name in ("teacher_entropy", "mean_entropy", "feature_spread"))
-        if entropy > _UNIFORM * largest:
-            what = f"the teacher's outputs are uniform (entropy {entropy:.4g} of at most ln K = {largest:.4g})"
+        names = ("teacher_entropy", "mean_entropy", "feature_spread")
+        teacher_entropy, mean_entropy, spread = (values[name] for name in names)
+        if teacher_entropy > _UNIFORM * largest:
+            what = f"the teacher's outputs are uniform (entropy {teacher_entropy:.4g} of at most ln K = {largest:.4g})"
             remedy = (
                 "Set model.batch_norm=True, which keeps images apart in the head, lower the hook's "
                 "teacher_temperature and warmup_teacher_temperature "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
-from vitkit.data.datasets.coco_file import keep_first_images
+from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.image_features import FeatureFile
 from vitkit.data.formats.exporters import find_listed_files, read_exporters_fields
 from vitkit.data.text.datasets import decoder_inputs
@@ -188,7 +188,7 @@ class CocoCaptions(CaptionDataset):
         self.store = ImageStore(images)
         path = Path(annotations)
         entries, captions = read_caption_file(path, split, images=self.store.folder)
-        entries = keep_first_images({"images": entries, "annotations": []}, first)["images"]
+        entries = first_images(entries, first)
         check_inside(images, (entry["file_name"] for entry in entries), path.name, allow_outside=allow_outside)
         captioned = [entry for entry in entries if captions[entry["id"]]]
         if not captioned:

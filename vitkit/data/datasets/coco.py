@@ -88,7 +88,7 @@ class CocoDetection(ListedObjects):
             images = Path(images)
         self._source = AnnotationSource(self.annotation_file, images, format, split, names, first)
         self._is_large = self._source.is_json() and self.annotation_file.stat().st_size >= MIN_BYTES
-        stored = {**self._build_or_read("objects", lambda: self._read_table(allow_outside))}
+        stored = {**self._load_or_build("objects", lambda: self._read_table(allow_outside))}
         for level, message in stored.pop("messages"):
             logger.log(level, message)
         self.store = ImageStore(stored.pop("folder"))
@@ -99,36 +99,8 @@ class CocoDetection(ListedObjects):
                 "Give the folder that belongs to these annotations."
             )
 
-    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
-        """See `Dataset`; images of other classes stay, without objects."""
-        labels = new_labels(self.classes, classes)
-        if category_ids is None:
-            id_of = dict(zip(labels.tolist(), self.category_ids))
-            unused = count(max(self.category_ids) + 1)
-            category_ids = [id_of[k] if k in id_of else next(unused) for k in range(len(classes))]
-        self._id_of_raw = {
-            raw: None if label < 0 else category_ids[label]
-            for raw, label in zip(self._id_of_raw or self.category_ids, labels.tolist())
-        }
-        self.table = self.table.with_classes(classes, category_ids, labels).share()
-
-    @staticmethod
-    def _issues(content: dict[str, Any]) -> list[FileIssue]:
-        """Return issues of what a format adds to COCO's images and categories; none by default."""
-        return []
-
-    def _read(self, *, log: bool = True) -> DetectionFile:
-        return DetectionFile(
-            self._source,
-            masks=self.masks,
-            drop_bad_boxes=self.bad_boxes == "drop",
-            in_parts=self._is_large,
-            log=log,
-            check=self._issues,
-        )
-
-    def _build_or_read(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Build a part of the dataset from the annotations; read what was built before of a large file."""
+    def _load_or_build(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Build a part of the dataset from the annotations; of a large file, load what was built before."""
         if not self._is_large:
             return build()
         source = {**asdict(self._source), "annotations": None, "images": str(self._source.images)}
@@ -157,11 +129,33 @@ class CocoDetection(ListedObjects):
             messages.append((logging.WARNING, f"{name}: {wrong.count} invalid masks are ignored, such as: {wrong}"))
         return {**table.to_dict(), "folder": str(file.folder), "messages": messages}
 
+    def _read(self, *, log: bool = True) -> DetectionFile:
+        return DetectionFile(
+            self._source,
+            masks=self.masks,
+            drop_bad_boxes=self.bad_boxes == "drop",
+            in_parts=self._is_large,
+            log=log,
+            check=self._issues,
+        )
+
+    @staticmethod
+    def _issues(content: dict[str, Any]) -> list[FileIssue]:
+        """Return issues of what a format adds to COCO's images and categories; none by default."""
+        return []
+
     def load_annotated(self, index: int) -> AnnotatedImage:
         image, table = self.load_image(index), self.table
         rows = slice(table.offsets[index], table.offsets[index + 1])
         masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None
         return AnnotatedImage(image, table.boxes_xyxy[rows], table.labels[rows], masks)
+
+    def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
+        masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)
+        for mask, row in zip(masks, range(rows.start, rows.stop)):
+            start, stop = self.table.segmentation_spans[row]
+            mask[:] = decode_segmentation(marshal.loads(self.table.segmentations[start:stop]), height, width)
+        return masks
 
     def size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
         """Explain why the (height, width) of an image file differs from the annotated one, and what to do about it."""
@@ -180,15 +174,45 @@ class CocoDetection(ListedObjects):
             )
         return f"Width and height are swapped in the annotations: {command} --fix sizes"
 
-    def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
-        masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)
-        for mask, row in zip(masks, range(rows.start, rows.stop)):
-            start, stop = self.table.segmentation_spans[row]
-            mask[:] = decode_segmentation(marshal.loads(self.table.segmentations[start:stop]), height, width)
-        return masks
-
     def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
         return self.table.image_classes()
+
+    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
+        """See `Dataset`; images of other classes stay, without objects."""
+        labels = new_labels(self.classes, classes)
+        if category_ids is None:
+            id_of = dict(zip(labels.tolist(), self.category_ids))
+            unused = count(max(self.category_ids) + 1)
+            category_ids = [id_of[k] if k in id_of else next(unused) for k in range(len(classes))]
+        self._id_of_raw = {
+            raw: None if label < 0 else category_ids[label]
+            for raw, label in zip(self._id_of_raw or self.category_ids, labels.tolist())
+        }
+        self.table = self.table.with_classes(classes, category_ids, labels).share()
+
+    def ground_truth(self) -> dict[str, Any]:
+        """Return the annotations for evaluation by pycocotools: unclipped and with crowd regions.
+
+        The first call reads them. Annotation ids count from 1; `file_id` is the id in the file.
+
+        Raises:
+            DataError: see the constructor.
+        """
+        if self._truth is None:
+            self._truth = {
+                name: share(array) for name, array in self._load_or_build("ground truth", self._read_truth).items()
+            }
+        with pause_gc():
+            (content,), *parts = read_lists(**self._truth)
+            annotations = [*chain.from_iterable(parts)]
+        if self._id_of_raw:
+            entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
+            names = zip(self.category_ids, self.classes)
+            content["categories"] = [{**entries.get(raw, {}), "id": raw, "name": name} for raw, name in names]
+            for annotation in annotations:
+                annotation["category_id"] = self._id_of_raw.get(annotation["category_id"])
+            annotations = [annotation for annotation in annotations if annotation["category_id"] is not None]
+        return {**content, "annotations": annotations}
 
     def _read_truth(self) -> dict[str, np.ndarray]:
         """Read the annotations again, and return the arrays that `ground_truth` is built from."""
@@ -207,27 +231,3 @@ class CocoDetection(ListedObjects):
                 )
         data, offsets = lists.arrays()
         return {"data": data, "offsets": offsets}
-
-    def ground_truth(self) -> dict[str, Any]:
-        """Return the annotations for evaluation by pycocotools: unclipped and with crowd regions.
-
-        The first call reads them. Annotation ids count from 1; `file_id` is the id in the file.
-
-        Raises:
-            DataError: see the constructor.
-        """
-        if self._truth is None:
-            self._truth = {
-                name: share(array) for name, array in self._build_or_read("ground truth", self._read_truth).items()
-            }
-        with pause_gc():
-            (content,), *parts = read_lists(**self._truth)
-            annotations = [*chain.from_iterable(parts)]
-        if self._id_of_raw:
-            entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
-            names = zip(self.category_ids, self.classes)
-            content["categories"] = [{**entries.get(raw, {}), "id": raw, "name": name} for raw, name in names]
-            for annotation in annotations:
-                annotation["category_id"] = self._id_of_raw.get(annotation["category_id"])
-            annotations = [annotation for annotation in annotations if annotation["category_id"] is not None]
-        return {**content, "annotations": annotations}

@@ -110,7 +110,7 @@ class AnnotationSource:
             is_labelme = isinstance(content, dict) and "shapes" in content
             if self.images is not None and self.split in (None, "all") and not is_labelme:
                 notes = [*read_exporters_fields(content), *find_listed_files(content, self.images)]
-                if isinstance(content, dict) and {*map(type, map(content.get, ("images", "annotations")))} == {list}:
+                if has_lists(content):
                     scaling = fit_images(
                         content["images"], self.images, lambda: content["annotations"], measure_all=False, strict=False
                     )
@@ -146,7 +146,7 @@ class AnnotationSource:
             images = [image for image in images if matches_any(image["file_name"], self.names)]
             if not images:
                 raise DataError(f"{self.annotations.name}: no image's name matches any of names={list(self.names)}.")
-        return _first_images(images, self.first)
+        return first_images(images, self.first)
 
     def choose(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content with the images that are used and their annotations; see `choose_images`."""
@@ -213,18 +213,18 @@ class DetectionFile:
         self.content: dict[str, Any] = {**content, "annotations": []}
         """The images that are used, the categories, and whatever else the file contains; the list of annotations is
         empty."""
-        self._structure = structure_issues(self.content)
-        self._listed = [] if self._structure else image_and_category_issues(self.content)
-        self._checks = None if self._structure else AnnotationChecks(self.content)
-        self._unusable: VitkitError | None = None
+        self._structure_issues = structure_issues(self.content)
+        self._entry_issues = [] if self._structure_issues else image_and_category_issues(self.content)
+        self._checks = None if self._structure_issues else AnnotationChecks(self.content)
+        self._choice_error: VitkitError | None = None
         self._used_ids: set[int] | None = None
-        if source.chooses() and not self._structure and not self._listed:
+        if source.chooses() and not self._structure_issues and not self._entry_issues:
             try:
                 self.content["images"] = source.choose_images(self.content["images"])
                 self._used_ids = {image["id"] for image in self.content["images"]}
             except VitkitError as error:
-                self._unusable = error
-        if self._structure or self._listed or self._unusable:
+                self._choice_error = error
+        if self._structure_issues or self._entry_issues or self._choice_error:
             for _ in self.annotations():  # raises what is wrong, also of the annotations
                 pass
 
@@ -242,7 +242,7 @@ class DetectionFile:
             if self._checks and not no_objects:
                 wrong_fields.add(self._checks.field_issues(entries, num_read))
             num_read += len(entries)
-            if not self._checks or no_objects or self._listed or wrong_fields or self._unusable:
+            if not self._checks or no_objects or self._entry_issues or wrong_fields or self._choice_error:
                 continue
             if self._used_ids is not None:
                 entries = [annotation for annotation in entries if annotation["image_id"] in self._used_ids]
@@ -258,11 +258,12 @@ class DetectionFile:
             num_used += len(used)
             if not (self._masks and wrong_masks):
                 yield used
-        parts = ("images", "annotations", "categories")
-        self._raise(sorted([*self._structure, *no_objects.issues()], key=lambda issue: parts.index(issue.field)))
-        self._raise([*self._listed, *wrong_fields.issues()])
-        if self._unusable:
-            raise self._unusable
+        lists = ("images", "annotations", "categories")
+        issues = [*self._structure_issues, *no_objects.issues()]
+        self._raise(sorted(issues, key=lambda issue: lists.index(issue.field)))
+        self._raise([*self._entry_issues, *wrong_fields.issues()])
+        if self._choice_error:
+            raise self._choice_error
         if not self._drop_bad_boxes:
             self._raise(bad_boxes.issues())
         if self._masks:
@@ -320,15 +321,16 @@ class DetectionFile:
 
 
 def keep_first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
-    """Return the content of an annotation file with only its first `count` images and their annotations; None: all.
+    """Return the content of an annotation file with its `first_images` and their annotations only."""
+    return content if count is None else _with_images(content, first_images(content["images"], count))
+
+
+def first_images(images: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
+    """Return the first `count` images; None: all.
 
     Raises:
         ConfigError: count is below 1.
     """
-    return content if count is None else _with_images(content, _first_images(content["images"], count))
-
-
-def _first_images(images: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
     if count is not None and count < 1:
         raise ConfigError(f"first: got {count}; expected at least 1, or none for all images.")
     return images[:count]

@@ -60,7 +60,7 @@ class BatchLoader:
         """Number of this rank's samples that were replaced because their files cannot be used."""
         self.num_padded = 0
         """Number of this rank's videos, in this epoch so far, that were padded because they are shorter than a clip."""
-        self._named: dict[str, set[str]] = {"skipped": set(), "padded": set()}
+        self._logged: dict[str, set[str]] = {"skipped": set(), "padded": set()}
         has_workers = num_workers > 0
         prompt = None if dataset.prompts is None else PromptStep(dataset, training=training)
         self._loader = DataLoader(
@@ -96,24 +96,24 @@ class BatchLoader:
             for error in errors:
                 # Logged as an error: ranks other than the main one print nothing less severe, and each rank sees
                 # different files.
-                self._name_once(
+                self._log_once(
                     "skipped", logging.ERROR, f"{error} Another sample takes its place (data.on_error=skip)."
                 )
             # The views of a video share one target.
             padded = {str(target["image_id"]) for target in batch.targets if target.get("is_padded")}
             self.num_padded += len(padded)
             for name in sorted(padded):
-                self._name_once(
+                self._log_once(
                     "padded", logging.WARNING, f"video '{name}' is shorter than a clip: its last frame is repeated."
                 )
             yield batch
 
-    def _name_once(self, kind: str, level: int, message: str) -> None:
+    def _log_once(self, kind: str, level: int, message: str) -> None:
         """Log a message about a file, unless it or many of its kind were logged before."""
-        named = self._named[kind]
-        if len(named) < _MAX_LOGGED and message not in named:
-            named.add(message)
-            more = " Later ones are only counted." if len(named) == _MAX_LOGGED else ""
+        logged = self._logged[kind]
+        if len(logged) < _MAX_LOGGED and message not in logged:
+            logged.add(message)
+            more = " Later ones are only counted." if len(logged) == _MAX_LOGGED else ""
             logger.log(level, "%s%s", message, more)
 
     def set_position(self, epoch: int, batch: int = 0) -> None:

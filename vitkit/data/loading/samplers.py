@@ -20,9 +20,9 @@ WINDOW_BLOCKS = 256
 class TrainBatches:
     """Training batches of this rank.
 
-    An epoch has every image at least once, or as often as its weight says, in an order drawn from (seed, epoch). All
-    ranks have the same number of batches; if there are too few images to fill the last ones, images are repeated with
-    different random numbers.
+    An epoch has every image at least once, or as often as its weight and `repeats` say, in an order drawn from
+    (seed, epoch). All ranks have the same number of batches; if there are too few images to fill the last ones, images
+    are repeated with different random numbers.
 
     With `blocks`, the order is one of blocks: `WINDOW_BLOCKS` of them, drawn at random, are read at a time, and their
     images shuffled. What is read in one piece is then used in a short time, and a cache need not hold more than that.
@@ -80,12 +80,12 @@ class TrainBatches:
         return -(-num_batches // (self.world_size * self.batches_per_step)) * self.batches_per_step
 
     def __iter__(self) -> Iterator[list[SeededIndex]]:
-        indices, repeats = self._epoch_order()
+        indices, occurrences = self._epoch_order()
         for number in range(self.first_batch, len(self)):
             row = number * self.world_size + self.rank
             yield [
-                (int(index), _sample_seed(self.seed, self.epoch, int(index), int(repeat)))
-                for index, repeat in zip(indices[row], repeats[row])
+                (int(index), _sample_seed(self.seed, self.epoch, int(index), int(occurrence)))
+                for index, occurrence in zip(indices[row], occurrences[row])
             ]
 
     def _epoch_order(self) -> tuple[np.ndarray, np.ndarray]:
@@ -110,12 +110,12 @@ class TrainBatches:
         flat = indices.ravel()
         by_index = np.argsort(flat, kind="stable")
         _, starts, inverse = np.unique(flat[by_index], return_index=True, return_inverse=True)
-        repeats = np.empty_like(flat)
-        repeats[by_index] = np.arange(len(flat)) - starts[inverse]
-        return indices, repeats.reshape(indices.shape)
+        occurrences = np.empty_like(flat)
+        occurrences[by_index] = np.arange(len(flat)) - starts[inverse]
+        return indices, occurrences.reshape(indices.shape)
 
     def _windows(self) -> np.ndarray:
-        """Return the window of the epoch that each image belongs to, (num_images,) int64; all one without blocks."""
+        """Return the window of the epoch that each image belongs to, (num_images,) int64; all 0 without blocks."""
         if self._blocks is None:
             return np.zeros(len(self.groups), np.int64)
         # A generator of its own: data of one window have the order that they have as files.
@@ -138,24 +138,6 @@ class EvalBatches:
         for start in range(0, len(self.indices), self.batch_size):
             # A fixed seed: even with random transforms, every evaluation sees the same images.
             yield [(index, index) for index in self.indices[start : start + self.batch_size]]
-
-
-class RemainingBatches:
-    """The evaluation batches of which a sample is left; each is loaded as a whole, so that its padding is the same.
-
-    Args:
-        batches: the batches of this rank.
-        done: the indices of the samples that were evaluated before.
-    """
-
-    def __init__(self, batches: "EvalBatches | TokenBatches", done: Set[int]):
-        self._batches = [batch for batch in batches if not done.issuperset(index for index, _ in batch)]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[SeededIndex]]:
-        return iter(self._batches)
 
 
 class TokenBatches:
@@ -225,6 +207,24 @@ class TokenBatches:
         """Split the sentences into batches, sorted by length; sentences of equal length keep their order."""
         by_length = order[np.argsort(-self.longest[order], kind="stable")]
         return np.split(by_length, self._starts[1:])
+
+
+class RemainingBatches:
+    """The evaluation batches of which a sample is left; each is loaded as a whole, so that its padding is the same.
+
+    Args:
+        batches: the batches of this rank.
+        done: the indices of the samples that were evaluated before.
+    """
+
+    def __init__(self, batches: EvalBatches | TokenBatches, done: Set[int]):
+        self._batches = [batch for batch in batches if not done.issuperset(index for index, _ in batch)]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[SeededIndex]]:
+        return iter(self._batches)
 
 
 def _token_batch_starts(descending: np.ndarray, batch_tokens: int) -> list[int]:

@@ -13,7 +13,7 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlendO
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.loader import Batches, BatchLoader, StartMethod
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, TokenBatches, TrainBatches
-from vitkit.data.loading.splits import CHOICE, Split, build_dataset, choose_fraction, lacks_some
+from vitkit.data.loading.splits import FRACTION_KEYS, Split, build_dataset, can_be_renumbered, choose_fraction
 from vitkit.data.text.datasets import TextDataset
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
@@ -103,8 +103,13 @@ class DataSettings:
     def __post_init__(self) -> None:
         if self.num_workers == "auto":
             self.num_workers = _workers_per_rank()
-        minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
-        minima["repeated_augmentation"] = 1
+        minima = {
+            "images_per_gpu": 1,
+            "val_images_per_gpu": 1,
+            "num_workers": 0,
+            "max_image_pixels": 1,
+            "repeated_augmentation": 1,
+        }
         if self.channels is not None:
             minima["channels"] = 1
         for name, minimum in minima.items():
@@ -125,53 +130,10 @@ class DataSettings:
         BatchAugmentation(self.squares, self.mixup, self.copy_blend)  # checks the options
         Prompts(**(self.prompts or {}))  # likewise
 
-    def evaluation_dataset(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
-        """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
-
-        Args:
-            trained: a checkpoint, of whose `classes` the dataset may lack some: then it takes them, with their ids.
-        Raises:
-            ConfigError: there is no such dataset; also like `build_dataset`.
-        """
-        key = f"data.{split}"
-        if getattr(self, split) is None:
-            remedy = "Set it, such as data.test=… with the values of data.val and other annotations."
-            raise ConfigError(f"{key}: the config has none. {remedy}")
-        spec = self._spec(split)
-        if split == "train" and isinstance(spec, Mapping):
-            spec = {name: value for name, value in spec.items() if name not in (*CHOICE, "transforms")}
-            spec = self._with_transforms_of_val(spec, key)
-        dataset = self._build(spec, key)
-        classes = (trained or {}).get("classes")
-        if classes and dataset.classes and lacks_some(dataset.classes, classes):
-            dataset.use_classes(classes, trained.get("category_ids"))
-        return dataset
-
-    def _build(self, spec: Spec, key: str) -> Dataset:
-        """Build a dataset with the chosen classes."""
-        dataset = build_dataset(
-            spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
-        )
-        if self.prompts is not None:
-            if not isinstance(dataset, Dataset) or dataset.collate is not None:
-                raise ConfigError(
-                    f"data.prompts: {key} is a {type(dataset).__name__}, which has no images with boxes. Leave it out."
-                )
-            dataset.prompts, dataset.has_vocabularies = Prompts(**self.prompts), True
-        if self.classes is not None:
-            known = {one_form(name) for name in dataset.classes or ()}
-            unknown = [name for name in self.classes if one_form(name) not in known]
-            if not self.classes or len({*self.classes}) < len(self.classes):
-                raise ConfigError(f"data.classes: got {list(self.classes)}; expected different names, at least one.")
-            if unknown and (key == "data.train" or len(unknown) == len(self.classes)):
-                raise ConfigError(f"data.classes: {key} has no class {unknown[0]!r}. {nearest(unknown[0], known)}")
-            dataset.use_classes(self.classes)
-        return dataset
-
     def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
         spec, key = self._spec(split), f"data.{split}"
-        fraction, seed = (spec.get(name) if isinstance(spec, Mapping) else None for name in CHOICE)
+        fraction, seed = (spec.get(name) if isinstance(spec, Mapping) else None for name in FRACTION_KEYS)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
         if seed is not None and (fraction is None or seed < 0):
@@ -198,6 +160,28 @@ class DataSettings:
             )
         return dataset
 
+    def evaluation_dataset(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
+        """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
+
+        Args:
+            trained: a checkpoint, of whose `classes` the dataset may lack some: then it takes them, with their ids.
+        Raises:
+            ConfigError: there is no such dataset; also like `build_dataset`.
+        """
+        key = f"data.{split}"
+        if getattr(self, split) is None:
+            remedy = "Set it, such as data.test=… with the values of data.val and other annotations."
+            raise ConfigError(f"{key}: the config has none. {remedy}")
+        spec = self._spec(split)
+        if split == "train" and isinstance(spec, Mapping):
+            spec = {name: value for name, value in spec.items() if name not in (*FRACTION_KEYS, "transforms")}
+            spec = self._with_transforms_of_val(spec, key)
+        dataset = self._build(spec, key)
+        classes = (trained or {}).get("classes")
+        if classes and dataset.classes and can_be_renumbered(dataset.classes, classes):
+            dataset.use_classes(classes, trained.get("category_ids"))
+        return dataset
+
     def _spec(self, split: Split) -> Spec | None:
         """Return the spec of a split's dataset, with the transforms that it has if it sets none."""
         spec = getattr(self, split)
@@ -210,6 +194,27 @@ class DataSettings:
         if transforms is None or "transforms" in arguments or "transforms" not in parameters_of(constructor):
             return spec
         return {**({"type": spec} if isinstance(spec, str) else spec), "transforms": transforms}
+
+    def _build(self, spec: Spec, key: str) -> Dataset:
+        """Build a dataset with the chosen classes."""
+        dataset = build_dataset(
+            spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
+        )
+        if self.prompts is not None:
+            if not isinstance(dataset, Dataset) or dataset.collate is not None:
+                raise ConfigError(
+                    f"data.prompts: {key} is a {type(dataset).__name__}, which has no images with boxes. Leave it out."
+                )
+            dataset.prompts, dataset.has_vocabularies = Prompts(**self.prompts), True
+        if self.classes is not None:
+            names = {one_form(name) for name in dataset.classes or ()}
+            unknown = [name for name in self.classes if one_form(name) not in names]
+            if not self.classes or len({*self.classes}) < len(self.classes):
+                raise ConfigError(f"data.classes: got {list(self.classes)}; expected different names, at least one.")
+            if unknown and (key == "data.train" or len(unknown) == len(self.classes)):
+                raise ConfigError(f"data.classes: {key} has no class {unknown[0]!r}. {nearest(unknown[0], names)}")
+            dataset.use_classes(self.classes)
+        return dataset
 
     @property
     def batch_size_per_gpu(self) -> int:
@@ -234,8 +239,8 @@ class DataSettings:
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
-        if (own := dataset.sample_weights()) is not None:
-            weights = own * (1.0 if weights is None else weights)
+        if (sample_weights := dataset.sample_weights()) is not None:
+            weights = sample_weights * (1.0 if weights is None else weights)
         indices = dataset.training_indices()
         if len(indices) < len(dataset):
             weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)

@@ -15,7 +15,7 @@ from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
-CHOICE = ("fraction", "fraction_seed")
+FRACTION_KEYS = ("fraction", "fraction_seed")
 """Keys of any dataset's spec that choose what is trained on."""
 Split = Literal["train", "val", "test"]
 
@@ -36,12 +36,15 @@ def build_dataset(
         key: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
         channels: see `DataSettings`.
+    Raises:
+        ConfigError: an argument is unknown or invalid, or there are `channels` but no image files.
+        DataError: the data are missing or invalid.
     """
     try:
         if isinstance(spec, Mapping):
             # A spec without {root} does not need what it stands for.
             spec = _with_root(spec, find_root(root) if "{root}" in str(spec) else root)
-            spec = {name: value for name, value in spec.items() if name not in CHOICE}
+            spec = {name: value for name, value in spec.items() if name not in FRACTION_KEYS}
         dataset = DATASETS.build(spec)
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
@@ -91,8 +94,8 @@ def choose_fraction(
     return np.sort(np.argsort(ranks, kind="stable")[:size])
 
 
-def lacks_some(classes: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether classes are in another order than others, or lack some of them, but have none that these lack."""
+def can_be_renumbered(classes: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether classes are others in another order, or without some of them, and so can take their numbers."""
     names, other_names = ({one_form(name) for name in part} for part in (classes, others))
     return list(classes) != list(others) and names <= other_names and len(names) == len(classes)
 
@@ -111,7 +114,7 @@ def match_classes(train: Dataset, val: Dataset) -> None:
     if train.classes is None or val.classes is None:
         return
     same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
-    if lacks_some(val.classes, train.classes) or (list(val.classes) == list(train.classes) and not same_ids):
+    if can_be_renumbered(val.classes, train.classes) or (list(val.classes) == list(train.classes) and not same_ids):
         lacking = [name for name in train.classes if name not in val.classes]
         if lacking:
             logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])

@@ -1,4 +1,4 @@
-"""The input and output types of transforms."""
+"""An image with its annotations, which transforms take and return, and the interfaces of transforms."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
