@@ -212,7 +212,7 @@ def test_index_of_an_older_version_is_left_alone(file, reads, monkeypatch):
     with monkeypatch.context() as older:
         older.setattr(stored_arrays_module, "_VERSION", 2)
         older.setattr(
-            AnnotationTable, "stored", lambda table: {f"_{name}": value for name, value in vars(table).items()}
+            AnnotationTable, "to_dict", lambda table: {f"_{name}": value for name, value in vars(table).items()}
         )
         with pytest.raises(TypeError, match="unexpected keyword argument '_"):
             read(file)
