@@ -362,3 +362,14 @@ def test_of_processes_that_start_together_one_builds(file):
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0] and counted.value == 1
+
+
+def test_index_of_files_outside_is_not_taken_where_they_are_refused(file):
+    content = json.loads(file.read_text())
+    content["images"][0]["file_name"] = "../outside.png"
+    file.write_text(json.dumps(content))
+    images = file.parent / "images"
+    (images / "é 0.png").rename(file.parent / "outside.png")
+    assert len(CocoDetection(images, file, allow_outside=True, bad_boxes="drop")) == 3
+    with pytest.raises(DataError, match="lies outside"):
+        CocoDetection(images, file, bad_boxes="drop")

@@ -88,7 +88,8 @@ class CocoDetection(ListedObjects):
             images = Path(images)
         self._source = AnnotationSource(self.annotation_file, images, format, split, names, first)
         self._is_large = self._source.is_json() and self.annotation_file.stat().st_size >= MIN_BYTES
-        stored = {**self._load_or_build("objects", lambda: self._read_table(allow_outside))}
+        self._allow_outside = allow_outside
+        stored = {**self._load_or_build("objects", self._read_table)}
         for level, message in stored.pop("messages"):
             logger.log(level, message)
         self.store = ImageStore(stored.pop("folder"))
@@ -104,10 +105,10 @@ class CocoDetection(ListedObjects):
         if not self._is_large:
             return build()
         source = {**asdict(self._source), "annotations": None, "images": str(self._source.images)}
-        settings = [type(self).__qualname__, part, source, self.masks, self.bad_boxes]
+        settings = [type(self).__qualname__, part, source, self.masks, self.bad_boxes, self._allow_outside]
         return load_or_build_arrays(self.annotation_file, settings, build)
 
-    def _read_table(self, allow_outside: bool) -> dict[str, Any]:
+    def _read_table(self) -> dict[str, Any]:
         """Return the fields of the table, the folder of the images, and `messages`, each with its logging level."""
         name = self.annotation_file.name
         with pause_gc():
@@ -115,7 +116,7 @@ class CocoDetection(ListedObjects):
             table = file.read_table()
             # Not before: issues of the annotations come first.
             names = (image["file_name"] for image in file.content["images"])
-            check_inside(file.folder, names, name, allow_outside=allow_outside)
+            check_inside(file.folder, names, name, allow_outside=self._allow_outside)
         notes = file.notes() if self._is_large else ()  # otherwise reading has logged them
         messages = [(logging.WARNING, f"{self.annotation_file}: {note}") for note in notes]
         text = (
