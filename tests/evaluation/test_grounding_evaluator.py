@@ -3,7 +3,7 @@ import pytest
 import torch
 from helpers.plain_dataset import PlainDataset
 
-from vitkit.data.datasets.grounding import Located
+from vitkit.data.datasets.grounding import GroundedObjects
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.grounding import GroundingEvaluator
 
@@ -20,7 +20,7 @@ def dataset_of(*located):
 
 
 def located(boxes, regions, is_expression=False):
-    return Located(np.array(boxes, np.float32), np.array(regions), is_expression)
+    return GroundedObjects(np.array(boxes, np.float32), np.array(regions), is_expression)
 
 
 def outputs_of(boxes_xyxy, probabilities):
