@@ -15,7 +15,8 @@ from vitkit.errors import ConfigError
 from vitkit.heads.grounding_dino import EncodedPrompts
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.models.base import statistics_owner
-from vitkit.models.grounding_dino import GroundingDINO, phrase_scores
+from vitkit.models.grounding_dino import GroundingDINO
+from vitkit.models.text_prompted import TextPrompted, phrase_scores
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.detections import best_scores, suppress_duplicates
 from vitkit.ops.images import float_statistics, normalize_images
@@ -91,7 +92,7 @@ def prompted_graphs(model: torch.nn.Module) -> tuple[PromptedDetectorGraph, Text
     Raises:
         ConfigError: no graphs are defined for it, or it has no vocabulary.
     """
-    if not isinstance(model, GroundingDINO):
+    if not isinstance(model, TextPrompted) or not model.text_parts():
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}, which takes a prompt.")
     if model.vocabulary is None:
         raise ConfigError(
