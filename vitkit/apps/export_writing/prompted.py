@@ -15,8 +15,8 @@ from vitkit.errors import ConfigError
 from vitkit.heads.grounding_dino import EncodedPrompts
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.models.base import statistics_owner
-from vitkit.models.grounding_dino import GroundingDINO
-from vitkit.models.text_prompted import TextPrompted, phrase_scores
+from vitkit.models.grounding_dino import GroundingDINO, phrase_scores
+from vitkit.models.text_prompted import TextPrompted
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.detections import best_scores, suppress_duplicates
 from vitkit.ops.images import float_statistics, normalize_images
