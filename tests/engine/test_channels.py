@@ -11,7 +11,7 @@ import torch
 
 import vitkit
 from vitkit import load_config
-from vitkit.apps.doctor import Options, run_checks
+from vitkit.apps.doctor import DoctorOptions, run_checks
 from vitkit.apps.export_reading.settings import ExportSettings
 from vitkit.apps.export_writing.export import export_model
 from vitkit.apps.export_writing.metadata import describe
@@ -152,7 +152,7 @@ def test_an_exported_file_takes_its_channels(images, format):
 
 
 def test_the_doctor_measures_statistics_that_can_be_set(images):
-    issues = list(run_checks(load_config("config.py"), Options(), checks=["images"]))
+    issues = list(run_checks(load_config("config.py"), DoctorOptions(), checks=["images"]))
     message = next(issue.message for issue in issues if issue.check == "pixel statistics")
     backbone = load_config("config.py", message.split())["model"]["backbone"]
     values = np.stack(list(images.values())).reshape(-1, 4) / 65535
@@ -171,7 +171,7 @@ def test_a_constant_channel_has_statistics_that_can_be_set(images, value):
             f"images/{image['file_name']}",
             np.dstack([images[image["file_name"]][:, :, :3], np.full((48, 56), value, np.uint16)]),
         )
-    issues = list(run_checks(load_config("config.py"), Options(), checks=["images"]))
+    issues = list(run_checks(load_config("config.py"), DoctorOptions(), checks=["images"]))
     message = next(issue.message for issue in issues if issue.check == "pixel statistics")
     config = load_config("config.py", message.split())
     assert config["model"]["backbone"]["pixel_std"][3] == 1

@@ -9,7 +9,7 @@ import torch
 from helpers.grounding_models import bert_tokenizer
 
 import vitkit
-from vitkit.apps.doctor import Options, run_checks
+from vitkit.apps.doctor import DoctorOptions, run_checks
 from vitkit.config import load_config
 from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_datasets, share_vocabularies
@@ -123,11 +123,11 @@ def test_the_named_tokenizer_encodes_prompts(tiny, tmp_path):
 
 def test_the_doctor_knows_prompts(tiny):
     checks = ["annotations", "weights", "same_classes", "class_balance", "overfit"]
-    issues = list(run_checks(load_config(tiny, []), Options(overfit_steps=2, overfit_seconds=20), checks=checks))
+    issues = list(run_checks(load_config(tiny, []), DoctorOptions(overfit_steps=2, overfit_seconds=20), checks=checks))
     by_check = {issue.check: issue for issue in issues if issue.verdict != "ok"}
     assert by_check["same classes"].verdict == by_check["absent classes"].verdict == "note"
     assert "12 classes of data.val are found by phrases only: red star" in by_check["same classes"].message
     assert not [issue for issue in issues if issue.verdict == "fail" and issue.check != "overfit"]
     bad = load_config(tiny, ["data.prompts.phrases={'red ring': '.'}"])
-    issues = list(run_checks(bad, Options(overfit_steps=2), checks=checks))
+    issues = list(run_checks(bad, DoctorOptions(overfit_steps=2), checks=checks))
     assert any(i.verdict == "fail" and i.check == "prompts" and "class 'red ring'" in i.message for i in issues)
