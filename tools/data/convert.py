@@ -32,7 +32,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.apps.datasets.contents import count_classes
 from vitkit.errors import ConfigError
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source, caption_formats
@@ -52,6 +51,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.datasets.contents import count_classes
     from vitkit.apps.datasets.fixing import format_issues
     from vitkit.io.coco_schema import raise_issues, segmentation_issues
     from vitkit.tools.data.annotations import check_out, read_source, write_annotations

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitkit.apps.datasets.contents import summarize
 from vitkit.errors import ConfigError, DataError
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import add_out
@@ -43,6 +42,7 @@ def explain_missing_images() -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.datasets.contents import summarize
     from vitkit.apps.datasets.merging import merge_datasets
     from vitkit.data.formats import FORMATS, read_annotations
     from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, write_annotations

@@ -16,7 +16,6 @@ import argparse
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from vitkit.apps.datasets.contents import count_classes
 from vitkit.errors import DataError
 from vitkit.text_format import pluralize
 from vitkit.tools.common import errors_in_one_line
@@ -85,6 +84,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def print_splits(data: AnnotatedImages, noun: str) -> None:
     """Print for each split the number of images, and of objects of each class."""
+    from vitkit.apps.datasets.contents import count_classes
+
     counts = {split: count_classes(data.split(split)) for split in data.splits}
     width = max((len(category["name"]) for category in data.categories), default=0)
     print(f"  {'':<{width}}" + "".join(f"{split:>10}" for split in counts))

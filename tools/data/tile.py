@@ -11,7 +11,6 @@ Examples:
 
 import argparse
 
-from vitkit.apps.datasets.contents import count_classes
 from vitkit.tools.common import add_tiles, errors_in_one_line, fraction, positive, tiling_of
 from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source
 
@@ -38,6 +37,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.datasets.contents import count_classes
     from vitkit.apps.datasets.merging import tile_dataset
     from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, read_source, write_annotations
 
