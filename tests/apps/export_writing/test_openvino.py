@@ -1,5 +1,6 @@
 """ONNX files run by OpenVINO: they compute what ONNX Runtime does, and errors say what to do."""
 
+import importlib
 import json
 import sys
 import threading
@@ -86,7 +87,7 @@ def test_a_missing_openvino_is_named_with_the_extra(run, monkeypatch):
 
 
 def test_what_openvino_does_not_run_is_refused(run, monkeypatch):
-    monkeypatch.setattr("vitkit.apps.inference.load.accelerators", lambda: ["cuda"])
+    monkeypatch.setattr(importlib.import_module("vitkit.apps.inference.load"), "accelerators", lambda: ["cuda"])
     file = run / "out" / "tiny.onnx"
     with pytest.raises(ConfigError, match="tiny.onnx: runtime openvino computes on the CPU; got device cuda. Set"):
         load(file, runtime="openvino", device="cuda")
