@@ -1,6 +1,7 @@
 """Folders are layers: each imports only those below it, so that it can be read and used without those above it."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def allowed(room: str, imported: str) -> bool:
     return imported not in NOT_BELOW.get(room, ())
 
 
+@functools.cache
 def packages_of_registries() -> dict[str, set[str]]:
     """Return the packages that each registry imports, by the registry's name: those of `Registry(kind, *packages)`."""
     body = ast.parse((PACKAGE / "registry.py").read_text(encoding="utf-8")).body
@@ -100,14 +102,11 @@ def packages_of_registries() -> dict[str, set[str]]:
     }
 
 
-PACKAGES = packages_of_registries()
-
-
 def built_by(path: Path) -> set[str]:
     """Return the packages whose classes a file builds by their registered names, as in `HEADS.build(...)`."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     built = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "build"]
-    return {package for name in built for package in PACKAGES.get(getattr(name, "id", None), ())}
+    return {package for name in built for package in packages_of_registries().get(getattr(name, "id", None), ())}
 
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
