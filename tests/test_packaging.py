@@ -50,7 +50,7 @@ def test_wheel_contains_configs_tools_and_model_zoo(wheel):
     names = set(wheel.namelist())
     for name in ("configs/detr_r50.py", "configs/quickstart/detr.py", "configs/parts/coco.py", "tools/train.py"):
         assert f"vitkit/{name}" in names
-    pages = ("apps/report/report.html", "apps/report/report.js", "apps/starter/gallery.html", "visualization/page.html")
+    pages = ("apps/report/report.html", "apps/report/report.js", "apps/starter/gallery.html", "apps/report/page.html")
     assert {f"vitkit/{page}" for page in (*pages, "apps/explanations/attention.css")} <= names
     assert {"vitkit/model_zoo/index.json", "vitkit/engine/trainer.py"} <= names
     guides = {f"vitkit/{folder}/README.md" for folder in ("data", "apps/export_writing", "configs/bccd", "model_zoo")}
