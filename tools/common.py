@@ -57,9 +57,9 @@ def sort_model(args: argparse.Namespace) -> None:
 
 def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split off the weights before overrides, which may follow a config's name; None without weights."""
-    from vitkit import model_zoo
+    from vitkit.apps.inference.load import is_config_only
 
-    has_weights = overrides and (os.path.exists(overrides[0]) or model_zoo.listed_name(overrides[0]))
+    has_weights = overrides and not is_override(overrides[0]) and not is_config_only(overrides[0])
     return (overrides[0], list(overrides[1:])) if has_weights else (None, list(overrides))
 
 

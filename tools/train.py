@@ -78,10 +78,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if args.resume:
             from vitkit.apps.training.api import check_resumable
-            from vitkit.engine.checkpointing import CONFIG_NAME
+            from vitkit.weights.locate import RUN_CONFIG
 
             check_resumable(args.resume)
-        config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides, trust=args.trust)
+        config = load_config(args.config or args.resume / RUN_CONFIG, args.overrides, trust=args.trust)
         if args.write_config:
             write_config(config, args.write_config)
             print(f"wrote {args.write_config}: train it by `vitkit train {args.write_config}`")
@@ -91,12 +91,13 @@ def main(argv: list[str] | None = None) -> None:
                 print(format_config(config))
             return
         # What trains takes seconds to import, for which nobody should wait to be told of a wrong name.
+        from vitkit.apps.training.api import find_start
         from vitkit.engine.trainer import check_training, run_training
         from vitkit.logging import setup_logging
 
         device = init_distributed(args.device)
         setup_logging(verbose=args.verbose)
-        initial = dict(init=args.init or args.init_partial, partial_init=args.init_partial is not None)
+        initial = dict(init=find_start(args.init or args.init_partial), partial_init=args.init_partial is not None)
         if args.check:
             check_training(config, device, **initial)
             return

@@ -9,7 +9,7 @@ from vitkit.apps.training.config_listing import format_config
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.io.json_files import read_json
 from vitkit.text_format import shorten
-from vitkit.weights.transformers_folder import read_shards
+from vitkit.weights.reading import read_checkpoint
 
 OVERRIDES = {
     "train.epochs": "-" * 50_000 + "1",
@@ -49,7 +49,7 @@ def test_a_long_name_in_a_file_is_a_missing_file(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "x" * 5000}}))
     with pytest.raises(CheckpointError, match="which is not beside it") as caught:
-        read_shards(index, dict)
+        read_checkpoint(index)
     assert len(str(caught.value)) < 2500
     with pytest.raises(DataError, match="annotations: no file"):
         read_json("n" * 5000)

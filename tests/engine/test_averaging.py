@@ -11,11 +11,11 @@ from torch import nn
 
 from vitkit.engine import checkpointing
 from vitkit.engine.averaging import MovingAverage
-from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.hooks import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.weights import read_checkpoint
+from vitkit.weights.locate import BEST_NAME, LAST_NAME
 
 
 @pytest.mark.parametrize(("decay", "ramp_steps"), [(0.9999, 1000), (0.993, 100), (0.9, 3), (0.9, 0)])

@@ -16,19 +16,12 @@ from helpers.processes import PROCESSES
 from helpers.toy_training import Batches, records, run, unseen_tensorboard_errors
 
 from vitkit.engine import checkpointing
-from vitkit.engine.checkpointing import (
-    BEST_NAME,
-    LAST_NAME,
-    Progress,
-    find_newest_checkpoint,
-    remove_stale,
-    rng_state,
-    set_rng_state,
-)
+from vitkit.engine.checkpointing import Progress, find_newest_checkpoint, remove_stale, rng_state, set_rng_state
 from vitkit.engine.hooks import Interrupted
 from vitkit.engine.run_folder import FolderLock
 from vitkit.errors import CheckpointError
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
+from vitkit.weights.locate import BEST_NAME, LAST_NAME
 
 
 @pytest.fixture(autouse=True)

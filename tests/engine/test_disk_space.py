@@ -8,8 +8,9 @@ import torch
 from helpers.toy_training import Regression, run
 from torch import nn
 
-from vitkit.engine.checkpointing import LAST_NAME, optimizer_state_bytes
+from vitkit.engine.checkpointing import optimizer_state_bytes
 from vitkit.errors import ConfigError
+from vitkit.weights.locate import LAST_NAME
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -177,7 +177,7 @@ def test_a_run_teaches_with_the_backbone_that_it_has_trained(teacher):
     [
         (
             "resnet5",
-            "model.teacher: 'resnet5' is neither a backbone nor a run's folder, a checkpoint or a model of the zoo.",
+            "model.teacher: 'resnet5' is neither a backbone nor a run's folder, a checkpoint, or a model of the zoo",
         ),
         ("runs/gone", "model.teacher: no file or folder 'runs/gone'."),
         (dict(VIT, pretrained=False), "model.teacher: pretrained=False: random weights teach nothing."),

@@ -13,7 +13,7 @@ import torch
 from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
 from torch import nn
 
-from vitkit.engine.checkpointing import LAST_NAME, Progress
+from vitkit.engine.checkpointing import Progress
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.failures import explain_out_of_memory, training_remedies
 from vitkit.engine.settings import TrainSettings
@@ -23,6 +23,7 @@ from vitkit.evaluation.text import LanguageModelEvaluator
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
+from vitkit.weights.locate import LAST_NAME
 
 
 class Poisoned(Batches):

@@ -13,12 +13,12 @@ from torch import nn
 
 from vitkit.engine import build
 from vitkit.engine.build import place_model
-from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.parallel import is_sharded, load_state, shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS
 from vitkit.weights import read_checkpoint
+from vitkit.weights.locate import LAST_NAME
 
 
 def train_each_way(folder: Path) -> dict:

@@ -14,9 +14,9 @@ from helpers.clocks import Clock
 from helpers.processes import PROCESSES
 
 from vitkit.engine import run_folder as module
-from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.run_folder import LOCK_NAME, FolderLock, run_folder
 from vitkit.errors import ConfigError
+from vitkit.weights.locate import RUN_CONFIG
 
 
 def claim(path: Path, **options) -> FolderLock:
@@ -112,8 +112,8 @@ def test_only_the_new_folder_of_a_run_that_did_not_start_is_removed(tmp_path):
     assert not default.exists() and not list(given.iterdir())
     with ExitStack() as stack:
         choose(stack, default)
-        (default / CONFIG_NAME).touch()
-    assert [path.name for path in default.iterdir()] == [CONFIG_NAME]
+        (default / RUN_CONFIG).touch()
+    assert [path.name for path in default.iterdir()] == [RUN_CONFIG]
 
 
 def test_folder_that_was_removed_or_replaced_is_no_longer_owned(tmp_path):

@@ -19,13 +19,13 @@ import vitkit
 from vitkit.apps.analysis.memory import training_memory
 from vitkit.apps.training.process_group import close_distributed
 from vitkit.engine import checkpointing
-from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, find_newest_checkpoint, remove_stale
+from vitkit.engine.checkpointing import RunCheckpoints, find_newest_checkpoint, remove_stale
 from vitkit.engine.parallel import shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.tools import average, export
 from vitkit.weights import load_weights, read_checkpoint
-from vitkit.weights.locate import find_run_weights
+from vitkit.weights.locate import BEST_NAME, LAST_NAME, find_run_weights
 
 SHARDED = {"sharded_checkpoints": True}
 

@@ -8,7 +8,6 @@ from helpers.clocks import Clock
 from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
 
 from vitkit.config import load_config
-from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.hooks import EndAfter, Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
@@ -18,7 +17,7 @@ from vitkit.losses.matched import MatchedCriterion
 from vitkit.registry import CRITERIA, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
-from vitkit.weights.locate import RUN_WEIGHTS
+from vitkit.weights.locate import BEST_NAME, LAST_NAME, RUN_WEIGHTS
 
 
 def test_training_lowers_the_loss_and_logs_it(tmp_path):

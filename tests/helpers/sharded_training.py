@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from vitkit.distributed import is_main, rank
-from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.parallel import is_sharded, shard
 from vitkit.engine.run import TrainRun
@@ -19,6 +18,7 @@ from vitkit.engine.trainer import fit
 from vitkit.protocols.criterion import Criterion
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
+from vitkit.weights.locate import LAST_NAME
 
 CPU = torch.device("cpu")
 needs_newer_torch = pytest.mark.skipif(

@@ -6,13 +6,13 @@ from helpers.toy_training import Batches, run
 from torch import nn
 
 from vitkit.engine.build import build_model
-from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.step import set_epoch
 from vitkit.errors import DataError
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
+from vitkit.weights.locate import LAST_NAME
 
 VIT = dict(type="ViT", d_model=32, depth=3, num_heads=2, positions="rotary")
 HEAD = dict(type="DEIMv2Head", d_model=32, num_heads=4, d_ffn=48, num_decoder_layers=2, reg_max=16)

@@ -10,6 +10,7 @@ def test_weights_before_overrides_are_split_off(tmp_path):
     weights = tmp_path / "best.pth"
     weights.touch()
     assert split_weights([str(weights), "a.b=1"]) == (str(weights), ["a.b=1"])
+    assert split_weights(["hf:a/b", "a.b=1"]) == ("hf:a/b", ["a.b=1"])  # as in any other place
     assert split_weights(["detr_r50"]) == ("detr_r50", []) and split_weights([]) == (None, [])
     assert split_weights(["a.b=" + 300 * "c"]) == (None, ["a.b=" + 300 * "c"])  # longer than a file name may be
     assert split_weights(["bset.pth", "a.b=1"]) == (None, ["bset.pth", "a.b=1"])  # a typo stays, and is an error

@@ -74,6 +74,7 @@ ROWS = [
     (Path("run/last.pth"), "checkpoint", WEIGHTS_KINDS),
     ("missing.pth", "checkpoint", WEIGHTS_KINDS),
     ("missing.safetensors", "checkpoint", MODEL_KINDS),
+    ("library/model.safetensors.index.json", "checkpoint", MODEL_KINDS),  # which is not a config
     ("timm/x.pth", "checkpoint", MODEL_KINDS),
     ("bare", "checkpoint", MODEL_KINDS),
     ("shapes_vit", "checkpoint", MODEL_KINDS),  # also a name of the model zoo
@@ -90,6 +91,7 @@ ROWS = [
     ("detr_r51", None, MODEL_KINDS),
     ("missing/run", None, MODEL_KINDS),
     ("https://host/w", None, MODEL_KINDS),
+    ("https://host/w.pth", None, MODEL_KINDS),
     ("x" * 5000, None, MODEL_KINDS),
     ("w\0.", None, MODEL_KINDS),
 ]
@@ -122,7 +124,7 @@ def test_weights_are_a_file_a_folder_or_a_name_to_download(folder):
     remote, packaged = find_weights("dfine_m"), find_weights("shapes_dino")
     assert (str(remote), remote.zoo_name, remote.metadata) == ("dfine_m_coco", "dfine_m_coco", {})
     assert packaged.path.is_file() and packaged.path == Path(packaged)
-    assert packaged.zoo_name == locate.locate_weights(packaged.path).zoo_name == "shapes_dino"
+    assert packaged.zoo_name == find_weights(packaged.path).zoo_name == "shapes_dino"
     assert "config" in packaged.metadata
 
 
@@ -136,6 +138,10 @@ def test_weights_are_a_file_a_folder_or_a_name_to_download(folder):
         ("nothing:a=1", "no config 'nothing' that takes arguments"),
         ("detr_r51", "'detr_r51' is neither a model of the zoo, nor a run's folder or checkpoint.*'detr_r50'"),
         ("missing.onnx", "no file or folder 'missing.onnx'"),
+        ("https://host/w.pth", r"w\.pth: weights from a URL or timm are for backbones only"),
+        ("timm/resnet18", r"backbones only \(model\.backbone\.pretrained=timm/resnet18\)"),
+        (".", r"'\.' is not the folder of a run: .* It has runs: give one, such as started\."),
+        (None, "got NoneType for a model or weights; expected a name, a path or a config"),
     ],
 )
 def test_names_without_weights_are_an_error(folder, name, message):

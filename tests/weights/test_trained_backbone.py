@@ -14,7 +14,7 @@ from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, save_checkpoint
-from vitkit.weights.pretrained import pretraining_run, trained_backbone
+from vitkit.weights.pretrained import pretraining_run, trained_backbone_spec
 
 RESNET = dict(type="ResNet", depth=18, base_channels=8, norm="bn")
 VIT = dict(type="ViT", patch_size=8, d_model=32, depth=2, num_heads=2, image_size=32)
@@ -57,9 +57,9 @@ def test_every_save_writes_the_trained_backbone_under_its_own_names(tmp_path):
     model = pretrain(tmp_path / "run")
     state = vitkit.weights.read_checkpoint(tmp_path / "run" / "backbone.pth")
     assert state["model"].keys() == model.teacher.state_dict().keys() and state["progress"]["step"] == 0
-    assert trained_backbone(tmp_path / "run") == RESNET and "classes" not in state
+    assert trained_backbone_spec(tmp_path / "run") == RESNET and "classes" not in state
     (tmp_path / "other").mkdir()
-    assert trained_backbone(tmp_path / "other") is None
+    assert trained_backbone_spec(tmp_path / "other") is None
 
 
 @pytest.mark.parametrize("spec", [RESNET, VIT], ids=lambda spec: spec["type"])

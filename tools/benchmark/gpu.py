@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.engine.checkpointing import LAST_NAME
+from vitkit.weights.locate import LAST_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ["pytest", "-q", "tests/backbones", "tests/models", "tests/losses", "tests/seq2seq", "-k"]

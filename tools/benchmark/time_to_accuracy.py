@@ -29,12 +29,12 @@ from vitkit.apps.starter.ablations.sets import Ablation, Row
 from vitkit.apps.starter.child_runs import run_to_end, time_steps
 from vitkit.config import load_config
 from vitkit.devices import describe_processor
-from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
 from vitkit.errors import CheckpointError, DataError
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.tools.benchmark.faster_rcnn import RESULT_NAME, add_model_arguments, positive_minutes
 from vitkit.tools.common import errors_in_one_line
+from vitkit.weights.locate import LAST_NAME, RUN_CONFIG
 
 NAME = "time_to_accuracy"
 DINO, FASTER_RCNN = "vitkit's DINO, ResNet-18, from random weights", "torchvision's Faster R-CNN R50-FPN"
@@ -113,7 +113,7 @@ def train_dino(args: argparse.Namespace, minutes: float, seed: int, rows: Sequen
         if (row["arm"], row["device"]) == (DINO, describe_processor()) and command[3] in shlex.split(row["command"])
     ]
     if (folder / LAST_NAME).is_file():
-        epochs = load_config(folder / CONFIG_NAME)["train"]["epochs"]
+        epochs = load_config(folder / RUN_CONFIG)["train"]["epochs"]
     elif earlier:
         epochs = int(minutes / earlier[-1]["processor_minutes"] * earlier[-1]["epochs"])
     else:

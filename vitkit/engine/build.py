@@ -29,7 +29,7 @@ from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights
-from vitkit.weights.locate import BACKBONE_WEIGHTS, Located, locate_weights
+from vitkit.weights.locate import BACKBONE_WEIGHTS, Located, find_weights
 from vitkit.weights.pretrained import load_backbone, pretraining_run
 from vitkit.weights.tokenizer_files import find_tokenizer
 
@@ -76,8 +76,8 @@ def share_vocabularies(
         return {}
     saved = None
     if is_main():
-        if checkpoint and Path(checkpoint).is_file():
-            saved = locate_weights(checkpoint).metadata.get("vocabularies")
+        if checkpoint:
+            saved = find_weights(checkpoint).metadata.get("vocabularies")
         if not saved:
             use_tokenizer(train_set, spec)
         saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}

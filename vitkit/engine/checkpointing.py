@@ -30,13 +30,11 @@ from vitkit.protocols.model import Model
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.weights.contents import PIXELS
-from vitkit.weights.locate import BACKBONE_WEIGHTS
+from vitkit.weights.locate import BACKBONE_WEIGHTS, BEST_NAME, LAST_NAME
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
 
 logger = logging.getLogger("vitkit")
-LAST_NAME, BEST_NAME = "last.pth", "best.pth"
-CONFIG_NAME = "config.json"
 STEP_NAME = "step_{:08d}.pth"
 _STEP_PATTERN = "step_*.pth"
 _WEIGHTS = {"model", "ema"}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitkit.distributed import broadcast_object, is_main
-from vitkit.engine.checkpointing import BEST_NAME
 from vitkit.engine.parallel import load_from_main
 from vitkit.engine.run import TrainRun
 from vitkit.errors import CheckpointError
 from vitkit.logging import print_line
 from vitkit.weights import read_checkpoint
+from vitkit.weights.locate import BEST_NAME
 
 
 def restore_average(run: TrainRun) -> None:

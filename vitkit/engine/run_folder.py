@@ -28,10 +28,11 @@ from vitkit.config.load import cfg_diff, value_at
 from vitkit.config.schema import MISSING
 from vitkit.devices import describe_processor, device_name
 from vitkit.distributed import broadcast_object, is_main, world_size
-from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, find_newest_checkpoint
+from vitkit.engine.checkpointing import find_newest_checkpoint
 from vitkit.errors import ConfigError
 from vitkit.io.atomic import write_atomically
 from vitkit.logging import LOG_NAME
+from vitkit.weights.locate import LAST_NAME, RUN_CONFIG
 
 try:
     import fcntl  # only available on Unix
@@ -266,7 +267,7 @@ def _lock_chosen(
     if resume:
         return FolderLock(resume, option="--resume"), True
     repeated = find_repeated_run(launches, run_dir=run_dir, default=default)
-    if repeated is not None and (repeated / CONFIG_NAME).is_file():
+    if repeated is not None and (repeated / RUN_CONFIG).is_file():
         return FolderLock(repeated, option="--run-dir", wait=_LEASE_SECONDS), True
     if run_dir is not None:
         if run_dir.exists() and not run_dir.is_dir():

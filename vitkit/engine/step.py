@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from vitkit.devices import OUT_OF_MEMORY, is_out_of_memory
 from vitkit.distributed import all_reduce_sum, gather_objects, rank, world_size
 from vitkit.engine.averaging import MovingAverage
-from vitkit.engine.checkpointing import LAST_NAME, Progress, RunCheckpoints
+from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.engine.failures import describe_images, out_of_memory_error, training_remedies
 from vitkit.engine.parallel import no_sync
 from vitkit.engine.settings import TrainSettings
@@ -27,6 +27,7 @@ from vitkit.errors import TrainingError
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.model import Model
 from vitkit.structures import Batch, UncompiledTargets
+from vitkit.weights.locate import LAST_NAME
 
 logger = logging.getLogger("vitkit")
 MAX_SKIPPED_IN_A_ROW = 5

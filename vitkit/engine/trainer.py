@@ -20,7 +20,6 @@ from vitkit.distributed import (
     broadcast,
     broadcast_object,
     failing_together,
-    first_rank_first,
     gather_objects,
     idle_devices,
     is_main,
@@ -28,7 +27,7 @@ from vitkit.distributed import (
     world_size,
 )
 from vitkit.engine import build, validation
-from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
+from vitkit.engine.checkpointing import Progress
 from vitkit.engine.consistency import check_same_data, check_same_start
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
@@ -57,7 +56,7 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import pluralize
-from vitkit.weights.locate import Located, find_weights
+from vitkit.weights.locate import BEST_NAME, RUN_CONFIG, Located
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -73,7 +72,7 @@ def run_training(
     default: Path,
     run_dir: Path | None = None,
     resume: Path | None = None,
-    init: str | Path | None = None,
+    init: Located | None = None,
     partial_init: bool = False,
     trust: bool = False,
     hooks: Sequence[Hook] = (),
@@ -86,7 +85,7 @@ def run_training(
         default: the folder of a new run, numbered if it exists.
         run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
-        init: weights to start from, see `vitkit.weights.locate.find_weights`.
+        init: weights to start from.
         partial_init: take of `init` what fits the model, see `load_weights`.
         trust: see `load_config`.
         hooks: hooks in addition to those of the config.
@@ -99,16 +98,14 @@ def run_training(
     require(config, *_REQUIRED)
     check_same_start(config)
     make_data_paths_absolute(config)
-    with first_rank_first():
-        weights = None if init is None else find_weights(init)
     launches = gather_objects(current_launch())
     with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
-        saved = load_config(folder.path / CONFIG_NAME, trust=trust) if folder.checkpoint else None
+        saved = load_config(folder.path / RUN_CONFIG, trust=trust) if folder.checkpoint else None
         choose_precision(config, saved, device)
         if saved is not None:
             make_data_paths_absolute(saved)
             report_changes(folder.path, saved, config)
-        run, validate = build_run(config, folder, device, init=weights, partial_init=partial_init)
+        run, validate = build_run(config, folder, device, init=init, partial_init=partial_init)
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
         on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
@@ -134,7 +131,7 @@ def plot_curves(run_dir: Path) -> None:
 
 
 def check_training(
-    config: Config, device: torch.device, *, init: str | Path | None = None, partial_init: bool = False
+    config: Config, device: torch.device, *, init: Located | None = None, partial_init: bool = False
 ) -> None:
     """Build the parts of a config and check them on the first batch, as `run_training` does; write and train nothing.
 
@@ -144,10 +141,8 @@ def check_training(
     require(config, *_REQUIRED)
     make_data_paths_absolute(config)
     choose_precision(config, None, device)
-    with first_rank_first():
-        weights = None if init is None else find_weights(init)
     folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
-    run, _ = build_run(config, folder, device, init=weights, partial_init=partial_init)
+    run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
     default_hooks(run.settings)
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")
 
@@ -288,7 +283,7 @@ def prepare_run_dir(
         return
     with writing_into(run_dir):
         mark_launch(run_dir, launches)
-        save_config(config, run_dir / CONFIG_NAME)
+        save_config(config, run_dir / RUN_CONFIG)
         record_start(run_dir, device)
         console.begin(run_dir / CONSOLE_NAME)
 

@@ -18,7 +18,7 @@ from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
 from vitkit.weights.contents import classes_of, describe_run, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
-from vitkit.weights.locate import Weights, locate_weights
+from vitkit.weights.locate import Weights, find_weights
 from vitkit.weights.reading import read_checkpoint
 
 logger = logging.getLogger("vitkit")
@@ -135,7 +135,7 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model; or the model
             is fused.
-        ConfigError: the folder is not that of a run; or see `locate`.
+        ConfigError: there are no weights of that name, see `find_weights`.
     """
     if isinstance(model, Model) and model.is_fused:
         raise CheckpointError(
@@ -174,7 +174,7 @@ def _read(source: Weights | Mapping[str, Any]) -> tuple[Mapping[str, Any], str, 
     """Return a checkpoint, its name, and its name in the model zoo if it is listed there."""
     if isinstance(source, Mapping):
         return source, "the given state dict", None
-    located = locate_weights(source)
+    located = find_weights(source)
     return read_checkpoint(located.path), str(located.path), located.zoo_name
 
 
@@ -383,7 +383,7 @@ def _other_classes(
     return (
         f"{report.source}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
         f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
-        "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which initializes only the "
+        "fine-tune it, load it with new_class_head=True (vitkit train --init does), which initializes only the "
         "class head newly."
     )
 

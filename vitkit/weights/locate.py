@@ -14,10 +14,12 @@ from vitkit.weights.download import fetch_file
 from vitkit.weights.hub import fetch_repository, is_hub_name
 from vitkit.weights.published import fetch_published
 from vitkit.weights.reading import check_not_shards, read_metadata
-from vitkit.weights.transformers_folder import is_transformers_folder
+from vitkit.weights.transformers_folder import INDEX_SUFFIX, is_transformers_folder
 
-RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
-"""File names in a run's folder; the first weights that exist are loaded."""
+RUN_CONFIG, BEST_NAME, LAST_NAME = "config.json", "best.pth", "last.pth"
+"""File names in a run's folder."""
+RUN_WEIGHTS = (BEST_NAME, LAST_NAME)
+"""The weights of a run; the first that exist are loaded."""
 BACKBONE_WEIGHTS = "backbone.pth"
 """File name of the weights that a run learns without labels, under the backbone's own names."""
 WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
@@ -34,9 +36,11 @@ _TABLE: tuple[tuple[Kind, Callable[[str], bool]], ...] = (
     ("hub", is_hub_name),
     ("library", lambda name: isdir(Path(name)) and is_transformers_folder(Path(name))),
     ("run", lambda name: isdir(Path(name))),
+    ("checkpoint", lambda name: name.endswith(INDEX_SUFFIX)),
     ("config", lambda name: Path(name).suffix in CONFIG_SUFFIXES or has_arguments(name)),
     ("exported", lambda name: Path(name).suffix in EXPORTED_SUFFIXES),
-    ("checkpoint", lambda name: Path(name).suffix in WEIGHTS_SUFFIXES or isfile(Path(name))),
+    ("checkpoint", lambda name: name.endswith(WEIGHTS_SUFFIXES) and not name.startswith(URLS)),
+    ("checkpoint", isfile),
     ("published", lambda name: model_zoo.listed_name(name) is not None),
     ("config", lambda name: find_config(name) is not None),
 )
@@ -138,8 +142,10 @@ def locate(name: str | Path, kinds: Collection[Kind]) -> Located | None:
     Args:
         kinds: the kinds that are asked for; rows of others are passed over.
     Raises:
-        ConfigError: it is the name of an installed config, and also a file or folder.
+        ConfigError: it is not a name; or it is the name of an installed config, and also a file or folder.
     """
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"got {type(name).__name__} for a model or weights; expected a name, a path or a config.")
     if "published" in kinds:
         check_unambiguous(name)
     text = str(name)
@@ -149,37 +155,44 @@ def locate(name: str | Path, kinds: Collection[Kind]) -> Located | None:
     return Located(kind, (model_zoo.listed_name(text) or text) if kind == "published" else text)
 
 
-def locate_weights(weights: Weights, kinds: Collection[Kind] = WEIGHTS_KINDS) -> Located:
-    """Locate weights; a name that fits nothing is taken for the path of a checkpoint, which reading it reports.
-
-    Raises:
-        ConfigError: see `locate`.
-    """
-    return weights if isinstance(weights, Located) else locate(weights, kinds) or Located("checkpoint", str(weights))
-
-
-def find_weights(source: str | Path) -> Located:
-    """Find the weights of a model that is to be trained further.
+def find_weights(
+    source: Weights, kinds: Collection[Kind] = WEIGHTS_KINDS, *, check: Callable[[Path], Any] = lambda config: None
+) -> Located:
+    """Find the weights of a model.
 
     Args:
         source: the folder of a run, a file of weights, a folder of the transformers library, "hf:OWNER/NAME", a
             repository of its hub, downloaded once, or a name of the model zoo, such as "shapes_dino", whose weights are
-            in the package, or "detr_r50", whose weights are downloaded when they are loaded.
+            in the package, or "detr_r50", whose weights are downloaded when they are loaded; or what one refers to.
+        kinds: what else may be asked for: `USABLE_KINDS`.
+        check: see `Located.fetch`.
     Raises:
         ConfigError: there are no such weights, or only a config of that name; a file that is missing is only reported
             when it is loaded.
         CheckpointError: the repository cannot be downloaded.
     """
-    located = locate(source, (*WEIGHTS_KINDS, "config"))
+    located = source if isinstance(source, Located) else locate(source, (*kinds, "config"))
     if located is None:
-        message = f"{str(source)!r} is neither a model of the zoo, nor a run's folder or checkpoint"
-        raise ConfigError(unknown(str(source), model_zoo.index(), message))
+        others = ["an exported file"] if "exported" in kinds else []
+        raise ConfigError(nothing_named(str(source), model_zoo.index(), *others))
     if located.kind == "config":
         find_config(source)  # whose error says that there is no family of that name
         raise ConfigError(f"{source}: a config has no weights. Give a checkpoint, or the folder of a run.")
     if not located.is_remote:
-        located.fetch()
+        located.fetch(check)
     return located
+
+
+def nothing_named(name: str, names: Collection[str], *others: str) -> str:
+    """Return an error message for a name that is not one of a model; `others` are what else would be right."""
+    if name.startswith((TIMM, *URLS)):
+        return (
+            f"{name}: weights from a URL or timm are for backbones only (model.backbone.pretrained={name}). For a "
+            "whole model give a file, a run, a name of the model zoo or hf:OWNER/NAME."
+        )
+    library = "a model of the transformers library (its folder, or hf:OWNER/NAME)"
+    expected = ", nor ".join(("a model of the zoo", "a run's folder or checkpoint", library, *others))
+    return unknown(name, names, f"{name!r} is neither {expected}")
 
 
 def find_run_weights(folder: Path) -> Path:
@@ -192,8 +205,10 @@ def find_run_weights(folder: Path) -> Path:
     weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / RUN_CONFIG).is_file():
         check_not_shards(folder)
+        runs = sorted(file.parent for file in folder.glob(f"*/{RUN_CONFIG}"))
+        remedy = f" It has runs: give one, such as {runs[-1]}." if runs else ""
         raise ConfigError(
             f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
-            "writes them."
+            f"writes them.{remedy}"
         )
     return weights[0]

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.model_zoo import listed_name
 from vitkit.ops.images import pixel_statistics
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import Model, child
@@ -81,14 +82,14 @@ def _warn_if_frozen(backbone: Backbone) -> None:
 def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = True) -> None:
     """Load the weights that a value of `pretrained` refers to into a backbone; arguments and errors are those of
     `load_pretrained`."""
-    weights = _fetch_pretrained(source)
+    weights = _find_backbone_weights(source)
     try:
         with with_defaults(backbone, Backbone).completing_state():
             # A backbone does not need the classifier, and a classifier for other classes cannot use it.
             report = load_weights(backbone, weights, new_class_head=new_class_head, strict=False)
         _check_complete(backbone, report, source, new_class_head=new_class_head)
     except CheckpointError as error:
-        trained = None if isinstance(weights, Mapping) else trained_backbone(weights.path)
+        trained = None if isinstance(weights, Mapping) else trained_backbone_spec(weights.path)
         if trained is None:
             raise
         if weights.path.name != BACKBONE_WEIGHTS:
@@ -104,7 +105,7 @@ def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = Tru
         _warn_of_other_pixels(backbone, weights.metadata.get(PIXELS), source)
 
 
-def _fetch_pretrained(source: str) -> Located | Mapping[str, Any]:
+def _find_backbone_weights(source: str) -> Located | Mapping[str, Any]:
     """Return the weights that a value of `pretrained` refers to, downloaded the first time; timm's are a state dict.
 
     Raises:
@@ -112,15 +113,17 @@ def _fetch_pretrained(source: str) -> Located | Mapping[str, Any]:
     """
     located = locate(source, PRETRAINED_KINDS)
     if located is None or (located.kind == "checkpoint" and not isfile(source)):
+        published = " (a name of the model zoo is for --init, which loads a whole model)" if listed_name(source) else ""
         raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, the folder of a pretraining run, a URL "
-            f"('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME'){RANDOM_INSTEAD}."
+            f"pretrained: no file {source!r}{published}. Give a file of weights, the folder of a pretraining run, a "
+            "URL ('https://...#sha256=PREFIX'), the name of timm's weights ('timm/NAME') or of a model of the "
+            f"transformers library (its folder, or 'hf:OWNER/NAME'){RANDOM_INSTEAD}."
         )
     if located.kind == "timm":
         return _timm_weights(source.removeprefix(TIMM))
     try:
         if located.kind == "run":
-            return Located("checkpoint", str(_find_backbone_weights(Path(source))))
+            return Located("checkpoint", str(_find_in_run(Path(source))))
         located.fetch()
     except ConfigError as error:
         raise CheckpointError(f"pretrained: {error}") from error
@@ -134,7 +137,7 @@ def _fetch_pretrained(source: str) -> Located | Mapping[str, Any]:
     return located
 
 
-def _find_backbone_weights(folder: Path) -> Path:
+def _find_in_run(folder: Path) -> Path:
     """Return the backbone that a run in a folder has learned without labels, for other models.
 
     Raises:
@@ -179,7 +182,7 @@ def _check_complete(backbone: Backbone, report: LoadReport, source: str, *, new_
         )
 
 
-def trained_backbone(path: Weights) -> dict[str, Any] | None:
+def trained_backbone_spec(path: Weights) -> dict[str, Any] | None:
     """Return the spec, with its type, of the backbone whose weights a pretraining run has written; None for others.
 
     Args:

@@ -17,12 +17,15 @@ from vitkit.registry import nearest
 from vitkit.weights.array_files import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.weights.transformers_folder import (
     INDEX_SUFFIX,
+    WEIGHTS,
+    add_metadata,
+    find_weights_in,
     is_transformers_folder,
-    read_folder,
+    list_files_in_index,
     read_folder_metadata,
     read_safetensors,
     read_safetensors_entries,
-    read_shards,
+    read_weight_map,
 )
 
 SHARDS_SUFFIX = ".shards"
@@ -45,13 +48,16 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     """
     path = Path(path)
     if os.path.isdir(path) and is_transformers_folder(path):
-        return read_folder(path, read_checkpoint)
+        weights = find_weights_in(path)
+        if weights is None:
+            raise CheckpointError(f"'{path}' has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
+        return add_metadata(path, read_checkpoint(weights))
     _check_exists(path)
     if path.suffix == ".safetensors":
         state, entries = read_safetensors(path), read_safetensors_entries(path)
         return {"model": state, **entries} if entries else state
     if path.name.endswith(INDEX_SUFFIX):
-        return read_shards(path, read_checkpoint)
+        return _read_shards(path)
     if path.suffix == ".npz":
         _check_sizes(path, _MAX_COMPRESSION)
         return read_arrays(path)
@@ -85,6 +91,25 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     _check_checksums(path, of_tensors=False)
     # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.
     return dict(_unpickle(path, mmap=_is_archive(path)))
+
+
+def _read_shards(index: Path) -> dict[str, Any]:
+    """Read the tensors of all files that an index lists.
+
+    Raises:
+        CheckpointError: the index or a file is missing or damaged, or a file lacks a tensor that the index lists for
+            it.
+    """
+    files = read_weight_map(index)
+    state: dict[str, Any] = {}
+    for name in list_files_in_index(index):
+        if not os.path.isfile(index.parent / name):  # Path.is_file raises for a name that is too long
+            raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file as well.")
+        state |= read_checkpoint(index.parent / name)
+    missing = [key for key in files if key not in state]
+    if missing:
+        raise CheckpointError(f"{index}: {files[missing[0]]} lacks {missing[0]} ({len(missing)} in all). Get it again.")
+    return state
 
 
 def find_shards_folder(path: Path) -> str | None:

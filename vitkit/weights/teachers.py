@@ -13,7 +13,7 @@ from vitkit.registry import BACKBONES, Spec, nearest
 from vitkit.weights.contents import model_spec_of, state_dict_of
 from vitkit.weights.loading import load_weights
 from vitkit.weights.locate import Located, find_weights
-from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone
+from vitkit.weights.pretrained import RANDOM_INSTEAD, load_pretrained, trained_backbone_spec
 from vitkit.weights.published import load_published_config
 from vitkit.weights.reading import read_checkpoint
 
@@ -45,7 +45,7 @@ def find_teacher(teacher: Spec) -> Teacher:
                 "weights, or give a file."
             )
         return Teacher(spec, None)
-    if isdir(teacher) and (trained := trained_backbone(teacher)) is not None:
+    if isdir(teacher) and (trained := trained_backbone_spec(teacher)) is not None:
         return Teacher({**trained, "pretrained": teacher}, None)
     try:
         located = find_weights(teacher)
@@ -53,7 +53,8 @@ def find_teacher(teacher: Spec) -> Teacher:
         if Path(teacher).name != teacher:  # a path
             raise
         raise ConfigError(
-            f"{teacher!r} is neither a backbone nor a run's folder, a checkpoint or a model of the zoo. "
+            f"{teacher!r} is neither a backbone nor a run's folder, a checkpoint, or a model of the zoo or of the "
+            "transformers library (its folder, or hf:OWNER/NAME). "
             f"{nearest(teacher, BACKBONES.names())}"
         ) from error
     model = model_spec_of(located.metadata)

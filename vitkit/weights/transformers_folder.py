@@ -5,7 +5,7 @@ A folder has `config.json`, which describes the model, and one of the files in `
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,6 @@ WEIGHTS = (
     f"pytorch_model.bin{INDEX_SUFFIX}",
 )
 """Names of weights files; the first one that exists is read."""
-
-ReadFile = Callable[[Path], dict[str, Any]]
-"""Function that reads one file of weights."""
 
 _CLASSIFYING = r"For\w*(Classification|Detection|Segmentation)$"
 """Pattern of the library's architectures with classes."""
@@ -73,16 +70,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
-    """Read a folder's weights as a checkpoint, with the classes stated in its `config.json`, or with its vocabularies.
+def add_metadata(folder: Path, state: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the weights of a folder as a checkpoint, with the classes stated in its `config.json`, or with its
+    vocabularies, in whose order rows of tokens then are.
 
     Raises:
-        CheckpointError: a file is missing or damaged.
+        CheckpointError: a file is damaged.
     """
-    path = find_weights_in(folder)
-    if path is None:
-        raise CheckpointError(f"'{folder}' has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
-    state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
     tokens = read_tokens_in(folder)
     if "source" in tokens:
         state = marian.renumber(state, tokens)
@@ -92,7 +86,7 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
 
 
 def read_folder_metadata(folder: Path) -> dict[str, Any]:
-    """Return the result of `read_folder` without the weights.
+    """Return what `add_metadata` adds to the weights.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -117,39 +111,20 @@ def _metadata(folder: Path, tokens: Mapping[str, Tokens]) -> dict[str, Any]:
     return read_stated_classes(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
-def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
-    """Read the tensors of all files that an index lists.
-
-    Raises:
-        CheckpointError: the index or a file is missing or damaged, or a file lacks a tensor that the index lists for
-            it.
-    """
-    files = _weight_map(index)
-    state: dict[str, Tensor] = {}
-    for name in list_files_in_index(index):
-        if not isfile(index.parent / name):  # Path.is_file raises for a name that is too long
-            raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file as well.")
-        state |= read(index.parent / name)
-    missing = [key for key in files if key not in state]
-    if missing:
-        raise CheckpointError(f"{index}: {files[missing[0]]} lacks {missing[0]} ({len(missing)} in all). Get it again.")
-    return state
-
-
 def list_files_in_index(index: Path) -> list[str]:
     """Return the names of the files that an index lists, sorted.
 
     Raises:
         CheckpointError: the index is damaged, or lists a file in another folder.
     """
-    files = set(map(str, _weight_map(index).values()))
+    files = set(map(str, read_weight_map(index).values()))
     elsewhere = [name for name in files if Path(name).name != name]
     if elsewhere:
         raise CheckpointError(f"{index}: names {elsewhere[0]!r}; expected files beside it.")
     return sorted(files)
 
 
-def _weight_map(index: Path) -> Mapping[str, Any]:
+def read_weight_map(index: Path) -> Mapping[str, Any]:
     """Return tensor name -> name of the file that contains it."""
     files = read_object(index).get("weight_map")
     if not isinstance(files, Mapping) or not files:

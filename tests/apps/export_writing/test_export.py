@@ -214,7 +214,7 @@ def test_a_torch_that_is_too_old_is_named(run, tmp_path, monkeypatch):
 
 
 def test_a_predictor_is_no_model_to_export(run):
-    with pytest.raises(ConfigError, match="got Predictor for a model; expected its name, a path or a config"):
+    with pytest.raises(ConfigError, match="got Predictor for a model or weights; expected a name, a path or a config"):
         vitkit.export(vitkit.load(run / "run"))
 
 

@@ -351,7 +351,7 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
 
 @pytest.mark.parametrize(("depth", "is_resnet50"), [(18, False), (50, True)])
 def test_a_network_of_the_backbone_that_a_run_has_pretrained_is_chosen(monkeypatch, depth, is_resnet50):
-    monkeypatch.setattr(start, "trained_backbone", lambda path: dict(type="ResNet", depth=depth))
+    monkeypatch.setattr(start, "trained_backbone_spec", lambda path: dict(type="ResNet", depth=depth))
     request = start.StartRequest(
         "detection", Path("photos"), None, 1, 0.2, "cpu", ("model.backbone.pretrained=runs/x",)
     )

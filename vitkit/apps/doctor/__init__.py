@@ -16,10 +16,10 @@ from vitkit.apps.doctor.issues import VERDICTS, Issue, report
 from vitkit.config import load_config
 from vitkit.config.names import is_installed_name
 from vitkit.devices import default_device
-from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.registry import nearest
+from vitkit.weights.locate import RUN_CONFIG
 
 logger = logging.getLogger("vitkit.apps.doctor")
 CHECKS: dict[str, Callable[[DoctorCase], Iterator[Issue]]] = {
@@ -88,7 +88,7 @@ def diagnose(
         if name not in CHECKS:
             raise ConfigError(f"no check {name!r}. {nearest(name, CHECKS)}")
     if not isinstance(config, Mapping):
-        saved = os.path.join(config, CONFIG_NAME)
+        saved = os.path.join(config, RUN_CONFIG)
         is_run = os.path.isfile(saved) and not is_installed_name(config)
         config = load_config(saved if is_run else config, overrides, trust=trust)
     require(config, "data")

@@ -34,7 +34,7 @@ class DoctorOptions:
     memory_gib: float | None = None
     """Memory of the device that will train, in GiB; None: that of `device`."""
     init: str | None = None
-    """Weights to start from, in the form that tools/train.py --init accepts."""
+    """Weights to start from, in the form that vitkit train --init accepts."""
     max_images: int = 1000
     """Maximum number of images to load from each dataset."""
     overfit_steps: int = 200

@@ -10,14 +10,14 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vitkit import __version__, model_zoo
 from vitkit.apps.inference.language import LanguageModel, MaskFiller
-from vitkit.apps.inference.load import Loaded, locate_usable
+from vitkit.apps.inference.load import Loaded, find_usable
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import DataError
 from vitkit.io.output import write_text
 from vitkit.protocols.evaluator import is_measured
 from vitkit.text_format import pluralize
 from vitkit.weights.download import file_digest
-from vitkit.weights.locate import Weights, locate_weights
+from vitkit.weights.locate import Weights, find_weights
 
 CARD = "README.md"
 WRITTEN = "written by vitkit"
@@ -90,7 +90,7 @@ def read_metrics(weights: Weights) -> list[Measured]:
 
 def zoo_entry(weights: Weights) -> Mapping[str, Any]:
     """Return the model zoo's entry of weights; empty for others, such as those fine-tuned from them."""
-    return model_zoo.index().get(locate_weights(weights).zoo_name, {})
+    return model_zoo.index().get(find_weights(weights).zoo_name, {})
 
 
 def data_name(config: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def training_data_name(config: Mapping[str, Any], weights: Weights) -> str:
     entry = zoo_entry(weights)
     if entry:
         return str(entry["dataset"])
-    return data_name(config) if Path(weights).is_file() and "progress" in locate_usable(weights).metadata else ""
+    return data_name(config) if Path(weights).is_file() and "progress" in find_usable(weights).metadata else ""
 
 
 def task_of(loaded: Loaded) -> str:

@@ -34,7 +34,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.ops.images import in_channels
 from vitkit.protocols.model import child
-from vitkit.registry import DATASETS, MODELS, Spec, parameters_of, unknown
+from vitkit.registry import DATASETS, MODELS, Spec, parameters_of
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.class_prompts import Prompts
 from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
@@ -46,8 +46,9 @@ from vitkit.weights.locate import (
     USABLE_KINDS,
     Located,
     Weights,
+    find_weights,
     locate,
-    locate_weights,
+    nothing_named,
 )
 from vitkit.weights.marian import TOKEN_FILES
 from vitkit.weights.published import load_published_config
@@ -89,7 +90,7 @@ def load(
 
     Args:
         source: see `find_model`.
-        weights: see `locate_usable`; None: those of `source`.
+        weights: see `find_usable`; None: those of `source`.
         overrides: `key.sub=value` changes to the config.
         classes: names of the labels; None: those that it was trained on, see `read_trained_classes`, which are also
             what a text-prompted model looks for unless it is told otherwise.
@@ -171,25 +172,23 @@ def find_model(
             the name of an installed config, such as "quickstart/detr", or a family with arguments,
                 "mask2former:backbone=swin_tiny,data=ade20k".
             A folder with the name of an installed config is written as a path, "./detr_r50".
-        weights: see `locate_usable`; None: those of `source`, if it has any.
+        weights: see `find_usable`; None: those of `source`, if it has any.
         overrides: `key.sub=value` changes to the config.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
     Raises:
         ConfigError: there is no such model, or its config is wrong.
         CheckpointError: the checkpoint cannot be read, or holds no config.
     """
-    located = None if weights is None else locate_usable(weights, trust=trust)
-    if isinstance(source, Mapping):
-        return FoundModel(source, located)
-    model = _locate_model(source)
-    if model.kind == "config":
-        return FoundModel(load_config(Path(source), overrides, trust=trust), located)
-    if located is not None and model.kind in FILE_KINDS:
+    # What is wrong with the source is said before weights are downloaded.
+    model = None if isinstance(source, Mapping) else _locate_model(source)
+    if model is None or model.kind == "config":
+        config = source if model is None else load_config(Path(source), overrides, trust=trust)
+        return FoundModel(config, None if weights is None else find_usable(weights, trust=trust))
+    if weights is not None and model.kind in FILE_KINDS:
         raise ConfigError(
-            f"{source}: is not a config, and has its own weights; got also {str(located)!r}. Give one of the two."
+            f"{source}: is not a config, and has its own weights; got also {str(weights)!r}. Give one of the two."
         )
-    if located is None:
-        located = locate_usable(model, trust=trust)
+    located = find_usable(model if weights is None else weights, trust=trust)
     return FoundModel(_config_of(model, overrides, trust), located)
 
 
@@ -199,38 +198,26 @@ def _locate_model(source: str | Path) -> Located:
     Raises:
         ConfigError: there is none of that name.
     """
-    if not isinstance(source, str | Path):
-        raise ConfigError(
-            f"got {type(source).__name__} for a model; expected its name, a path or a config. A config's weights are "
-            "an argument of their own."
-        )
     located = locate(source, MODEL_KINDS)
     if located is None:
-        message = (
-            f"{str(source)!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file "
-            "that ends in .py, or an installed one's name)"
-        )
-        raise ConfigError(unknown(str(source), {*model_zoo.index(), *config_names()}, message))
+        config = "a config (a file that ends in .py, or an installed one's name)"
+        names = {*model_zoo.index(), *config_names()}
+        raise ConfigError(nothing_named(str(source), names, "an exported file", config))
     return located
 
 
-def locate_usable(weights: Weights, *, trust: bool = False) -> Located:
-    """Locate the weights, or the exported file, that a model is used with; download a repository's, while those of the
-    model zoo are downloaded when they are loaded.
+def find_usable(weights: Weights, *, trust: bool = False) -> Located:
+    """Find the weights, see `find_weights`, or the exported file that a model is used with.
 
     Args:
-        weights: a checkpoint, the folder of a run, a name of the model zoo, an exported file, a folder of the
-            transformers library or a repository of its hub, or what one of them refers to.
         trust: let an exported program run.
     Raises:
-        ConfigError: the folder is not that of a run, or vitkit has no model of the repository's kind.
-        CheckpointError: the weights cannot be downloaded.
+        ConfigError: there are no such weights, or vitkit has no model of the repository's kind.
+        CheckpointError: the repository cannot be downloaded.
     """
-    located = locate_weights(weights, USABLE_KINDS)
-    if not located.is_remote:
-        path = located.fetch(check_architecture)
-        if trust and path.suffix == PROGRAM_SUFFIX and isfile(path):
-            trust_program(path)
+    located = find_weights(weights, USABLE_KINDS, check=check_architecture)
+    if trust and located.kind == "exported" and located.path.suffix == PROGRAM_SUFFIX and isfile(located.path):
+        trust_program(located.path)
     return located
 
 

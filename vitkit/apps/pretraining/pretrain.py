@@ -25,7 +25,6 @@ from vitkit.apps.starter.timed_run import CONFIG, make_free_folder, time_setting
 from vitkit.config import load_config
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
-from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run import TrainRun
 from vitkit.engine.trainer import check_training
@@ -38,7 +37,7 @@ from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
-from vitkit.weights.locate import BACKBONE_WEIGHTS, locate
+from vitkit.weights.locate import BACKBONE_WEIGHTS, LAST_NAME, locate
 
 BEFORE, REPORT = "before.json", "report.html"
 """Files in the run's folder: the features' metrics at the start, and the report."""

@@ -39,7 +39,7 @@ from vitkit.registry import BACKBONES, nearest
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_pretrained
-from vitkit.weights.pretrained import trained_backbone
+from vitkit.weights.pretrained import trained_backbone_spec
 
 FASTEST_STEP = 0.02 / 60
 """Minutes of a training step that no processor undercuts: less time than an epoch of these is refused at once."""
@@ -327,7 +327,7 @@ def imagenet_weights(request: StartRequest) -> tuple[bool, str]:
     if given is not None and given.lower() in ("false", "none"):
         return False, f"random weights, as model.backbone.pretrained={given} says"
     if given is not None and given.lower() != "true":
-        trained = trained_backbone(given.strip("'\""))
+        trained = trained_backbone_spec(given.strip("'\""))
         is_resnet50 = trained is None or (trained["type"], trained.get("depth", 50)) == ("ResNet", 50)
         return is_resnet50, f"weights of {given}"
     try:

@@ -14,18 +14,19 @@ from vitkit.apps.export_reading.settings import Runtime
 from vitkit.apps.inference import Loaded, Tiling, find_trained, load
 from vitkit.apps.inference.load import require_device
 from vitkit.apps.inference.tiling import make_tiling
+from vitkit.apps.interop.transformers_configs import check_architecture
 from vitkit.apps.training.process_group import close_distributed, init_distributed
 from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.splits import Split
 from vitkit.devices import default_device
-from vitkit.distributed import is_main
-from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
+from vitkit.distributed import first_rank_first, is_main
 from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.trainer import run_training
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.visualization.curves import read_log
+from vitkit.weights.locate import LAST_NAME, RUN_CONFIG, Located, find_run_weights, find_weights
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Run:
     @property
     def weights(self) -> Path:
         """The checkpoint of the best evaluation, or of the last step without one."""
-        return next(self.path / name for name in (BEST_NAME, LAST_NAME) if (self.path / name).is_file())
+        return find_run_weights(self.path)
 
     def load(self, *, device: str | torch.device = "cpu") -> Loaded:
         """Load these weights for prediction; see `vitkit.load`."""
@@ -91,7 +92,7 @@ def train(
         raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
     if resume is not None:
         check_resumable(Path(resume))
-        config = Path(resume) / CONFIG_NAME
+        config = Path(resume) / RUN_CONFIG
     assert config is not None
     resolved = _resolve(config, _as_overrides(overrides), trust=trust)
     with _process_group(device, verbose=verbose) as rank_device:
@@ -102,7 +103,7 @@ def train(
                 default=Path("runs") / resolved.name,
                 run_dir=None if run_dir is None else Path(run_dir),
                 resume=None if resume is None else Path(resume),
-                init=None if start is None else str(start),
+                init=find_start(start),
                 partial_init=init_partial is not None,
                 trust=trust,
                 hooks=hooks,
@@ -156,6 +157,13 @@ def test(
     return result
 
 
+def find_start(init: str | Path | None) -> Located | None:
+    """Find the weights that a run starts from, see `find_weights`; all ranks must call it. A repository of the hub is
+    refused before its weights are downloaded if vitkit has no model of its kind."""
+    with first_rank_first():
+        return None if init is None else find_weights(init, check=check_architecture)
+
+
 def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, trust: bool) -> Config:
     if not isinstance(source, Mapping):
         return load_config(source, overrides, trust=trust)
@@ -196,7 +204,7 @@ def check_resumable(run_dir: Path) -> None:
     Raises:
         ConfigError: one of them is missing.
     """
-    missing = [] if (run_dir / CONFIG_NAME).is_file() else [CONFIG_NAME]
+    missing = [] if (run_dir / RUN_CONFIG).is_file() else [RUN_CONFIG]
     missing += [] if (run_dir / LAST_NAME).is_file() or any(run_dir.glob("step_*.pth")) else [LAST_NAME]
     if missing:
         raise ConfigError(

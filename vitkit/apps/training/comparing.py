@@ -14,7 +14,6 @@ from vitkit.apps.report import comparison as pages
 from vitkit.apps.training.api import test
 from vitkit.apps.training.results import ScoredResults, score_file, score_run, score_with_config
 from vitkit.config import cfg_diff, reads_root, value_at
-from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import LengthGroup, draw_by_length
 from vitkit.logging import LOG_NAME
@@ -28,6 +27,7 @@ from vitkit.visualization.curves import (
     plot_training,
     read_log,
 )
+from vitkit.weights.locate import RUN_CONFIG
 
 
 def compare(
@@ -98,7 +98,7 @@ def score_models(
         without = [model for model in scored_here if not reads_root(find_model(model, trust=trust).config)]
         if len(without) < len(scored_here):  # the others' data may have moved
             changes |= {model: [o for o in overrides if not o.startswith("data.root=")] for model in without}
-    others = [model for model in scored_here if not (Path(model) / CONFIG_NAME).is_file()]
+    others = [model for model in scored_here if not (Path(model) / RUN_CONFIG).is_file()]
     found = {model: find_trained(model, overrides=changes[model], trust=trust) for model in others}
     scored = []
     for model in models:
@@ -107,7 +107,7 @@ def score_models(
             scored.append(score_with_config(path, str(data), overrides=overrides, trust=trust))
         elif _is_results(model):
             scored.append(score_file(path, annotations=annotations, images=images))
-        elif (path / CONFIG_NAME).is_file():
+        elif (path / RUN_CONFIG).is_file():
             scored.append(score_run(path, overrides=changes[model], device=device, trust=trust))
         else:
             config, weights = found[model]

@@ -13,7 +13,6 @@ from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
-from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import read_results
@@ -28,7 +27,7 @@ from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS
 from vitkit.weights.download import file_digest
-from vitkit.weights.locate import Located
+from vitkit.weights.locate import RUN_CONFIG, Located
 
 
 class ScoredResults(NamedTuple):
@@ -200,7 +199,7 @@ def score_run(
         ConfigError: the folder does not contain a run.
     """
     folder = Path(run)
-    if not (folder / CONFIG_NAME).is_file():
+    if not (folder / RUN_CONFIG).is_file():
         raise ConfigError(f"'{folder}' is neither a run nor a results file. Pass one of them.")
     results, record = folder / "results_val.json", folder / "results_val_weights.json"
     config, weights = find_trained(folder, overrides=overrides, trust=trust)

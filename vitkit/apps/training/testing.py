@@ -16,7 +16,7 @@ from vitkit.apps.export_reading.loading import check_runtime
 from vitkit.apps.export_reading.settings import Runtime
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.fused import fused_copy
-from vitkit.apps.inference.load import locate_usable, open_weights
+from vitkit.apps.inference.load import find_usable, open_weights
 from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.tta import MultiScaleFlip
@@ -87,7 +87,7 @@ def evaluate_model(
 
     Args:
         config: the checked config.
-        weights: see `locate_usable`.
+        weights: see `find_usable`.
         device: this rank's device.
         tta_scales: for semantic models: relative image sizes, each also mirrored, over which scores are averaged.
         tiling: predict the stored images in tiles, each of which goes through the validation transforms.
@@ -99,7 +99,7 @@ def evaluate_model(
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
-    located = locate_usable(weights)
+    located = find_usable(weights)
     check_runtime(runtime, located, device)
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:

@@ -11,7 +11,6 @@ from functools import partial
 from types import FrameType
 
 from vitkit.distributed import broadcast_object, is_main
-from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError
@@ -19,6 +18,7 @@ from vitkit.logging import print_line
 from vitkit.protocols.evaluator import is_measured
 from vitkit.protocols.learning import Hook
 from vitkit.registry import nearest
+from vitkit.weights.locate import BEST_NAME, LAST_NAME
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.
 _SAME_REQUEST_SECONDS = 1.0

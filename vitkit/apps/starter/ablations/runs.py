@@ -16,13 +16,13 @@ from vitkit.apps.starter.ablations.page import write_page
 from vitkit.apps.starter.ablations.sets import Ablation, Row, train_command
 from vitkit.apps.starter.child_runs import run_to_end, time_steps
 from vitkit.config import load_config
-from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
 from vitkit.engine.run_folder import RECORD_NAME
 from vitkit.errors import DataError, TrainingError
 from vitkit.io.json_files import read_json
 from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
 from vitkit.visualization.curves import is_number, read_log
+from vitkit.weights.locate import LAST_NAME, RUN_CONFIG
 
 _TEXTS = ("arm", "command", "device")
 _COUNTS = ("seed", "epochs", "steps", "threads")
@@ -122,7 +122,7 @@ def run_arm(
     """
     resumes = (folder / LAST_NAME).is_file()
     if resumes:
-        epochs = load_config(folder / CONFIG_NAME, trust=trust)["train"]["epochs"]
+        epochs = load_config(folder / RUN_CONFIG, trust=trust)["train"]["epochs"]
     elif epochs is None and ablation.minutes is not None:
         epochs = epochs_of(ablation.minutes, command, folder.with_name(f"{folder.name}-timing"), device)
     epochs = epochs or load_config(command[2], command[3:])["train"]["epochs"]
