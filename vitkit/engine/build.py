@@ -14,7 +14,7 @@ from torch import nn
 from vitkit.config.check import COMMAND_LINE
 from vitkit.config.load import Config
 from vitkit.data.loading.settings import DataSettings
-from vitkit.data.loading.splits import match_classes
+from vitkit.data.loading.splits import match_classes, match_record
 from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
 from vitkit.engine.parallel import shard
 from vitkit.engine.preparation import Preparation
@@ -36,9 +36,12 @@ from vitkit.weights.tokenizer_files import find_tokenizer
 logger = logging.getLogger("vitkit")
 
 
-def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
-    """Build the training and the validation dataset, which gets the classes of the training data."""
+def build_datasets(data: DataSettings, resumed: Located | None = None) -> tuple[Dataset, Dataset]:
+    """Build the training and the validation dataset, which gets the classes of the training data; these are numbered as
+    in the checkpoint that is resumed."""
     train_set = data.dataset("train")
+    if resumed is not None:
+        match_record(train_set, resumed.metadata, resumed=resumed)
     val_set = data.dataset("val")
     match_classes(train_set, val_set)
     if train_set.num_objects == 0:

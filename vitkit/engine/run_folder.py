@@ -53,7 +53,7 @@ _NAMING_SECONDS = 5.0
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
 
 # Their saved states contain these values: a change would have no effect, or would not fit.
-_FIXED = ("optimizer", "schedule", "train.strategy", "train.lora")
+_FIXED = ("optimizer", "schedule", "train.strategy", "train.lora", "data.train.vocabulary", "model.tokenizer")
 _WITHOUT_EFFECT_ON_STEPS = (
     "data.val",
     "data.test",

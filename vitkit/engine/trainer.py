@@ -56,7 +56,7 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import pluralize
-from vitkit.weights.locate import BEST_NAME, RUN_CONFIG, Located
+from vitkit.weights.locate import BEST_NAME, RUN_CONFIG, Located, find_weights
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -174,10 +174,11 @@ def build_run(
     settings = TrainSettings(**config["train"]).for_processes(data, world_size())
     seed_everything(settings.seed)
 
+    resumed = find_weights(folder.checkpoint) if folder.checkpoint else None
     with failing_together():
-        train_set, val_set = build.build_datasets(data)
+        train_set, val_set = build.build_datasets(data, resumed)
     check_same_data({"data.train": train_set, "data.val": val_set})
-    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init, config["model"])
+    vocabularies = build.share_vocabularies(train_set, val_set, resumed or init, config["model"])
     loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)

@@ -1,6 +1,7 @@
 """Base classes of image datasets: indexing, transforms, defaults, and building detection samples."""
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,12 @@ def new_labels(old: Sequence[str], new: Sequence[str]) -> np.ndarray:
     """Return the (len(old),) int64 label of each class among new names, -1 for those that are not among them."""
     label_of = {one_form(name): label for label, name in enumerate(new)}
     return np.array([label_of.get(one_form(name), -1) for name in old], np.int64)
+
+
+def fill_ids(labels: Sequence[int], category_ids: Sequence[int], num_classes: int) -> list[int]:
+    """Return the id of each of `num_classes` labels: those of classes, by their labels, and unused ones for others."""
+    id_of, unused = dict(zip(labels, category_ids)), count(max(category_ids) + 1)
+    return [id_of[label] if label in id_of else next(unused) for label in range(num_classes)]
 
 
 def require_folders(**folders: str | Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.annotation_table import AnnotationTable
-from vitkit.data.datasets.base import ListedObjects, new_labels, require_folders
+from vitkit.data.datasets.base import ListedObjects, fill_ids, new_labels, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.formats.sizes import is_scaled
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
@@ -182,9 +182,7 @@ class CocoDetection(ListedObjects):
         """See `Dataset`; images of other classes stay, without objects."""
         labels = new_labels(self.classes, classes)
         if category_ids is None:
-            id_of = dict(zip(labels.tolist(), self.category_ids))
-            unused = count(max(self.category_ids) + 1)
-            category_ids = [id_of[k] if k in id_of else next(unused) for k in range(len(classes))]
+            category_ids = fill_ids(labels.tolist(), self.category_ids, len(classes))
         self._id_of_raw = {
             raw: None if label < 0 else category_ids[label]
             for raw, label in zip(self._id_of_raw or self.category_ids, labels.tolist())

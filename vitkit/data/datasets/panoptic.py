@@ -39,8 +39,8 @@ class SegmentTable(ImageTable):
     """(N + 1,) int64; the segments of image i are the rows offsets[i] to offsets[i + 1]."""
     segment_ids: np.ndarray
     """(M,) int32, the values in the maps."""
-    labels: np.ndarray
-    """(M,) int64, positions in the dataset's classes; -1: of another class."""
+    category_ids: np.ndarray
+    """(M,) int64, those of their classes in the file."""
     is_crowd: np.ndarray
     """(M,) bool, whether a segment is a region of many objects."""
 
@@ -90,8 +90,8 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
             check_inside(folder, names, self.annotation_file.name, allow_outside=allow_outside)
         self.store = ImageStore(images)
         self.table = self._make_table(content["images"], entries).share()
-        labels, is_crowd = self.table.labels, self.table.is_crowd
-        usable = labels >= 0 if task == "semantic" else (labels >= 0) & ~is_crowd
+        is_crowd, usable = self.table.is_crowd, np.isin(self.table.category_ids, self.category_ids)
+        usable &= ~is_crowd | (task == "semantic")
         self.num_objects = int(usable.sum())
         image_indices = np.repeat(np.arange(len(entries)), np.diff(self.table.offsets))
         num_empty = len(entries) - len(np.unique(image_indices[usable]))
@@ -112,7 +112,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
             map_offsets=map_offsets,
             offsets=np.cumsum([0, *(len(entry["segments_info"]) for entry in entries)]),
             segment_ids=np.array([segment["id"] for segment in segments], np.int32),
-            labels=np.array([self.label_of.get(segment["category_id"], -1) for segment in segments], np.int64),
+            category_ids=np.array([segment["category_id"] for segment in segments], np.int64),
             is_crowd=np.array([bool(segment.get("iscrowd", 0)) for segment in segments], bool),
         )
 
@@ -139,12 +139,12 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         self._check_size(colors, index, f"map '{path}'")
         ids = colors_to_ids(colors)
         rows = slice(table.offsets[index], table.offsets[index + 1])
-        segment_ids, labels = table.segment_ids[rows].tolist(), table.labels[rows].tolist()
+        segment_ids, category_ids = table.segment_ids[rows].tolist(), table.category_ids[rows].tolist()
         check_segment_ids(ids, segment_ids, f"map '{path}'", f"'{self.annotation_file.name}'")
         segments = [
-            SegmentInfo(id=segment_id, label=label, iscrowd=crowd)
-            for segment_id, label, crowd in zip(segment_ids, labels, table.is_crowd[rows].tolist())
-            if label >= 0
+            SegmentInfo(id=segment_id, label=self.label_of[category_id], iscrowd=crowd)
+            for segment_id, category_id, crowd in zip(segment_ids, category_ids, table.is_crowd[rows].tolist())
+            if category_id in self.label_of
         ]
         if len(segments) < len(segment_ids):
             ids = keep_segments(ids, segments)

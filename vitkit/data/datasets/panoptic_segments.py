@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.datasets.base import BaseImageDataset, fill_ids, new_labels
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
 from vitkit.io.image_files import to_tensor
@@ -53,6 +53,14 @@ class SegmentationDataset(BaseImageDataset):
         self.label_of = {category_id: label for label, category_id in enumerate(self.category_ids)}
         if task == "semantic":
             check_number_of_classes(self.classes)
+
+    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
+        """See `Dataset`; segments of other classes become void, and a class that it lacks is stuff."""
+        labels = new_labels(self.classes, classes).tolist()
+        things = dict(zip(labels, self.things))
+        self.category_ids = fill_ids(labels, self.category_ids, len(classes)) if category_ids is None else category_ids
+        self.label_of = {raw: labels[label] for raw, label in self.label_of.items() if labels[label] >= 0}
+        self.classes, self.things = list(classes), [things.get(label, False) for label in range(len(classes))]
 
     def load_panoptic(self, index: int) -> PanopticMap:
         """Load the true segments of an image before any transform; pixels of unused classes are void."""

@@ -13,7 +13,7 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlendO
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.loader import Batches, BatchLoader, StartMethod
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, TokenBatches, TrainBatches
-from vitkit.data.loading.splits import FRACTION_KEYS, Split, build_dataset, can_be_renumbered, choose_fraction
+from vitkit.data.loading.splits import FRACTION_KEYS, Split, build_dataset, choose_fraction, match_record
 from vitkit.data.text.datasets import TextDataset
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
@@ -177,9 +177,7 @@ class DataSettings:
             spec = {name: value for name, value in spec.items() if name not in (*FRACTION_KEYS, "transforms")}
             spec = self._with_transforms_of_val(spec, key)
         dataset = self._build(spec, key)
-        classes = (trained or {}).get("classes")
-        if classes and dataset.classes and can_be_renumbered(dataset.classes, classes):
-            dataset.use_classes(classes, trained.get("category_ids"))
+        match_record(dataset, trained or {})
         return dataset
 
     def _spec(self, split: Split) -> Spec | None:

@@ -100,30 +100,88 @@ def can_be_renumbered(classes: Sequence[str], others: Sequence[str]) -> bool:
     return list(classes) != list(others) and names <= other_names and len(names) == len(classes)
 
 
+def match_record(dataset: Dataset, record: Mapping[str, Any], *, resumed: Any = None) -> None:
+    """Number a dataset's labels as a checkpoint does, by the names of its classes; the dataset may lack some.
+
+    Args:
+        record: what the checkpoint holds besides its weights.
+        resumed: the checkpoint, if its run continues with this training data, which then must have the same classes.
+    Raises:
+        DataError: the resumed run's data have changed otherwise than in the order of their classes.
+    """
+    recorded, names = list(record.get("classes") or ()), list(dataset.classes or ())
+    lacking, new = _not_among(recorded, names), _not_among(names, recorded)
+    if names and can_be_renumbered(names, recorded):
+        _take_classes(dataset, record)
+    if resumed is None or not recorded:
+        return
+    changes = [f"lacks {_quoted(lacking)}"] * bool(lacking) + [f"has {_quoted(new)} in addition"] * bool(new)
+    changes += _other_kinds(dataset, record)
+    if not changes and dataset.prompts is None and list(dataset.classes or ()) != recorded:
+        changes = ["has them in another order"]
+    if changes:
+        raise DataError(
+            f"{resumed}: its run has the classes {', '.join(recorded)[:200]}; data.train {' and '.join(changes)}. "
+            "Resume it with the data that it was trained on; to go on with other classes, start a new run from its "
+            f"weights: --init {resumed}."
+        )
+
+
+def _not_among(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    forms = {one_form(name) for name in others}
+    return [name for name in names if one_form(name) not in forms]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + ", …" * (len(names) > 5)
+
+
+def _take_classes(dataset: Dataset, record: Mapping[str, Any]) -> None:
+    """Give a dataset the recorded classes, ids and kinds, if it can be given classes."""
+    if type(dataset).use_classes is Dataset.use_classes:
+        return
+    lacking = _not_among(record["classes"], dataset.classes)
+    dataset.use_classes(record["classes"], record.get("category_ids"))
+    if dataset.things is not None and record.get("things"):
+        kinds = zip(record["classes"], dataset.things, record["things"])
+        dataset.things = [recorded if name in lacking else own for name, own, recorded in kinds]
+
+
+def _other_kinds(dataset: Dataset, record: Mapping[str, Any]) -> list[str]:
+    """Describe the classes that are things in only one of a dataset and a record."""
+    recorded, kinds = dict(zip(record.get("classes") or (), record.get("things") or ())), ("stuff", "things")
+    return [
+        f"has {name!r} as {kinds[is_thing]}, not {kinds[not is_thing]}"
+        for name, is_thing in zip(dataset.classes or (), dataset.things or ())
+        if recorded.get(name, is_thing) != is_thing
+    ]
+
+
 def match_classes(train: Dataset, val: Dataset) -> None:
     """Give val the classes of train, under the same ids, by name: it may lack some, or number them differently.
 
     With prompts it may also have others, which are then found by their phrases.
 
     Raises:
-        DataError: val has a class that train lacks.
+        DataError: val has a class that train lacks, or one that is a thing as stuff.
         ConfigError: `data.prompts.phrases` has a class that neither has.
     """
     if train.prompts is not None:
         train.prompts.check_names(train, val)
     if train.classes is None or val.classes is None:
         return
+    record = {"classes": train.classes, "category_ids": train.category_ids, "things": train.things}
     same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
     if can_be_renumbered(val.classes, train.classes) or (list(val.classes) == list(train.classes) and not same_ids):
-        lacking = [name for name in train.classes if name not in val.classes]
-        if lacking:
+        if lacking := _not_among(train.classes, val.classes):
             logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])
-        if type(val).use_classes is not Dataset.use_classes:
-            val.use_classes(train.classes, train.category_ids)
+        _take_classes(val, record)
     if train.prompts is None:
         check_same_classes(train, val)
     elif new := [name for name in val.classes if name not in train.classes]:
         logger.info("data.val has %s that data.train has not: %s", pluralize(len(new), "classes"), ", ".join(new)[:200])
+    if others := _other_kinds(val, record):
+        raise DataError(f"data.val {' and '.join(others)} as in data.train. Correct `isthing` in one of them.")
 
 
 def check_same_classes(train: Dataset, val: Dataset) -> None:
