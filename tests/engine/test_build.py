@@ -1,12 +1,17 @@
 """Models and criteria built for a run."""
 
+import json
+
 import pytest
 
 from vitkit.config import load_config
-from vitkit.engine.build import build_criterion_for
+from vitkit.data.loading.settings import DataSettings
+from vitkit.engine.build import build_criterion_for, build_datasets, share_vocabularies
 from vitkit.errors import ConfigError
 from vitkit.models.deformable_detr import DeformableDETR
 from vitkit.models.detr import DETR
+from vitkit.weights.locate import find_weights
+from vitkit.weights.transformers_folder import read_tokens_in
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,16 @@ def test_class_loss_must_be_for_the_models_logits(name, model_type, settings, me
     with pytest.raises(ConfigError) as error:
         build_criterion_for(config, model)
     assert message in str(error.value)
+
+
+def test_a_run_that_starts_from_a_folder_of_the_library_has_its_tokens(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    pieces = tokenizers.ByteLevelBPETokenizer()
+    pieces.train_from_iterator(["one, two", "two, three"], vocab_size=270, special_tokens=["<|endoftext|>"])
+    pieces.save(str(tmp_path / "tokenizer.json"))
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "bos_token_id": 0, "eos_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = load_config("quickstart/causal_language_model")["data"]
+    train_set, val_set = build_datasets(DataSettings(**data))
+    vocabularies = share_vocabularies(train_set, val_set, find_weights(tmp_path), "CausalLanguageModel")
+    assert vocabularies["target"] == read_tokens_in(tmp_path)["target"].vocabulary

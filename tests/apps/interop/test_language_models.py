@@ -5,15 +5,13 @@ import json
 import pytest
 import torch
 
-from vitkit import CheckpointError, ConfigError, convert, load, load_config, load_weights
+from vitkit import CheckpointError, ConfigError, convert, load, load_weights
 from vitkit.apps.explanations.text import text_attention
 from vitkit.apps.inference import find_model
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
-from vitkit.data.loading.settings import DataSettings
-from vitkit.engine.build import build_datasets, build_model, share_vocabularies
+from vitkit.engine.build import build_model
 from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
-from vitkit.weights.locate import find_weights
 from vitkit.weights.transformers_folder import read_tokens_in
 
 tokenizers = pytest.importorskip("tokenizers", reason="the comparison needs pip install tokenizers")
@@ -190,11 +188,3 @@ def test_damaged_files_and_unsupported_models_are_named(bert, gpt2):
         path.write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=message):
             find_model(folder)
-
-
-def test_training_from_a_folder_takes_its_tokens(gpt2):
-    folder, _, _ = gpt2
-    data = load_config("quickstart/causal_language_model")["data"]
-    train_set, val_set = build_datasets(DataSettings(**data))
-    vocabularies = share_vocabularies(train_set, val_set, find_weights(folder), "CausalLanguageModel")
-    assert vocabularies["target"] == read_tokens_in(folder)["target"].vocabulary
