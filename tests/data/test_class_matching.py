@@ -1,6 +1,7 @@
 """Classes: val takes those of train by name in every format, and a subset of them can be chosen."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,17 @@ def _written(folder, write_data, classes):
     return folder, folder / {coco: "own.json", table: "boxes.csv"}.get(write_data, "own.json") if (
         (folder / "own.json").exists()
     ) else (folder / "boxes.csv" if (folder / "boxes.csv").exists() else folder)
+
+
+def test_names_in_another_form_of_unicode_are_the_same_classes(tmp_path, caplog):
+    composed, separate = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
+    train, val = (
+        CocoDetection(*_written(tmp_path / name, WRITERS[-1], classes))
+        for name, classes in (("train", [composed, "a"]), ("val", [separate]))
+    )
+    caplog.set_level("INFO", "vitkit")
+    match_classes(train, val)
+    assert val.classes == train.classes and "data.val has nothing of 1 class: a" in caplog.text
 
 
 def test_ids_of_coco_may_differ_between_files(tmp_path):

@@ -269,7 +269,12 @@ def test_only_the_transforms_of_a_training_dataset_change():
         (dict(mixup=dict(probability=0.5)), r"data\.mixup: mixes images of one size\. Set data\.squares"),
         (dict(squares=dict(sizes=[32]), mixup=dict(probability=2)), r"data\.mixup\.probability: got 2"),
         (dict(squares=dict(sizes=[32]), mixup=dict(share=[0.5, 0.4])), r"data\.mixup\.share: got \[0\.5, 0\.4\]"),
-        (dict(squares=dict(sizes=[32]), tokens_per_gpu=9), r"data\.squares: only images have them"),
+        *(
+            ({name: value, "tokens_per_gpu": 9}, rf"data\.{name}: is for images only; leave it out")
+            for name, value in dict(
+                squares={"sizes": [32]}, sampler="repeat_factor", repeated_augmentation=2, prompts={}
+            ).items()
+        ),
     ],
 )
 def test_impossible_batches_are_errors(options, message):

@@ -63,7 +63,7 @@ def test_a_bad_file_is_named_and_replaced_by_the_same_one_each_time(num_workers,
 def test_only_the_first_failures_are_logged(caplog):
     dataset = Numbers(set(range(60)) - {3, 50}, size=60)
     loader = DataSettings(images_per_gpu=1, num_workers=0, on_error="skip").train_loader(dataset, seed=0)
-    with pytest.raises(DataError, match=r"10 images in a row cannot be used\. The last one: images: cannot decode"):
+    with pytest.raises(DataError, match=r"10 samples in a row cannot be used\. The last one: images: cannot decode"):
         for position in range(100):
             loader.set_position(position)
             list(loader)

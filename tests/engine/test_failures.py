@@ -78,6 +78,14 @@ def test_skipped_step_does_not_change_running_statistics(tmp_path):
     assert saved["layers.0.num_batches_tracked"] == 7 and saved["layers.0.running_mean"].isfinite().all()
 
 
+def test_the_step_that_ends_a_run_does_not_change_running_statistics(tmp_path):
+    model = Regression()
+    model.layers.insert(0, nn.BatchNorm1d(4))
+    with pytest.raises(TrainingError, match="5 steps in a row were skipped"):
+        run(tmp_path / "run", loader=Poisoned(*range(3, 8)), epochs=1, model=model)
+    assert model.layers[0].num_batches_tracked == 3 and model.layers[0].running_mean.isfinite().all()
+
+
 def test_five_failed_steps_in_a_row_end_the_run_and_keep_the_previous_checkpoint(tmp_path):
     with pytest.raises(
         TrainingError, match=r"loss squared, absolute is nan; image 700, .* 5 steps in a row were skipped"
@@ -98,7 +106,8 @@ def test_consecutive_failed_steps_are_counted_across_a_resume(tmp_path):
 def test_error_names_the_bad_batch_of_an_accumulated_step(tmp_path, caplog):
     _, progress = run(tmp_path / "run", loader=Poisoned(2), epochs=1, accumulate=2)
     assert progress.step == 3
-    assert "image 200, 201, 202, 203. After" in caplog.text and "300" not in caplog.text
+    messages = "\n".join(caplog.messages)
+    assert "image 200, 201, 202, 203. After" in messages and "300" not in messages
 
 
 class Exploding(SquaredError):

@@ -87,6 +87,9 @@ def test_pixel_limit_can_be_set_for_a_dataset(tmp_path):
     assert read_image(tmp_path / "a.png", max_pixels=48).shape == BLACK.shape
     with pytest.raises(DataError, match="too large: its header gives 8x6 pixels"):
         read_image(tmp_path / "a.png", max_pixels=47)
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes() + bytes(8 * 48))
+    with pytest.raises(DataError, match="too large: it has more than 8 bytes for each pixel allowed. If"):
+        read_image(tmp_path / "b.png", max_pixels=48)
     spec = dict(type="CocoDetection", images=str(tmp_path), annotations=detection_file(tmp_path, "a.png"))
     assert build_dataset(spec, max_image_pixels=48)[0]["image"].shape == (3, 6, 8)
     with pytest.raises(DataError, match="too large"):

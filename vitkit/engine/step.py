@@ -270,6 +270,11 @@ class StepGuard:
         flags = all_reduce_sum(torch.cat([not_finite, requests])) > 0
         bad_loss, bad_gradient, save, stop = flags.tolist()
         take = not (bad_loss or bad_gradient)
+        if self._statistics and take:
+            torch._foreach_copy_(self._last_good, self._statistics)
+        elif self._statistics:
+            # The forward pass has already changed them; now, as the last of several skipped steps ends the run below.
+            torch._foreach_copy_(self._statistics, self._last_good)
         # Gradients may overflow because the loss scale is too high: it is then lowered, and the step does not count as
         # bad.
         scale_is_too_high = bad_gradient and self.scaler.is_enabled() and self.scaler.get_scale() > 1
@@ -283,11 +288,6 @@ class StepGuard:
                 images = describe_images([target for batch_targets in targets for target in batch_targets])
                 local = f"{_describe_gradients(self.model, float(grad_norm))}; {images}"
             _report_skipped(local, progress)
-        if self._statistics and take:
-            torch._foreach_copy_(self._last_good, self._statistics)
-        elif self._statistics:
-            # The forward pass has already changed them.
-            torch._foreach_copy_(self._statistics, self._last_good)
         return Decision(take, save, stop)
 
 

@@ -46,11 +46,8 @@ class FileIssue(NamedTuple):
     """What was got, what was expected, and the remedy."""
     count: int = 1
     """Number of issues of this kind, of which this is the first; see `IssueCounts`."""
-
-    @property
-    def is_null(self) -> bool:
-        """Whether the value is null."""
-        return self.message.startswith(f"has {self.field} None;")
+    is_null: bool = False
+    """Whether the value is null."""
 
     def __str__(self) -> str:
         return f"{self.entry} {self.message}"
@@ -174,7 +171,8 @@ class _Entries(NamedTuple):
         entry = self.entries[position]
         got = f"has {field} {reprlib.repr(entry[field])}" if field in entry else f"has no {field!r}"
         message = f"{got}; expected {expected}. {remedy}"
-        return FileIssue(self.part, self.start + position, self.name(position), field, message)
+        is_null = entry.get(field, _ABSENT) is None
+        return FileIssue(self.part, self.start + position, self.name(position), field, message, is_null=is_null)
 
 
 def detection_issues(content: Any) -> list[FileIssue]:

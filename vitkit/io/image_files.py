@@ -112,8 +112,7 @@ class ImageStore:
         if (found := _find_pack(os.path.abspath(self.folder))) is None:
             return []
         pack, inside = found
-        skipped = len(inside) + 1 if inside else 0
-        return [Path(self.folder, name[skipped:]) for name in pack.below(inside)]
+        return [Path(self.folder, name.removeprefix(inside)) for name in pack.below(inside.rstrip("/"))]
 
     def blocks(self, names: Iterable[str]) -> np.ndarray | None:
         """Return the number of the block of a pack that each image begins in, (N,) int64: a block is read as a whole.
@@ -126,7 +125,7 @@ class ImageStore:
         if (found := _find_pack(os.path.abspath(self.folder))) is None:
             return None
         pack, inside = found
-        return pack.blocks_of(f"{inside}/{name}" if inside else name for name in names)
+        return pack.blocks_of(inside + name for name in names)
 
 
 def find_root(root: str) -> str:
@@ -140,7 +139,8 @@ def find_root(root: str) -> str:
 
 @lru_cache(maxsize=_MAX_FOLDERS)
 def _find_pack(folder: str) -> tuple["Pack", str] | None:
-    """Return the pack that a folder is in, and the folder's path in it; None for other folders."""
+    """Return the pack that a folder is in, and the beginning of its images' names in it, "" or "FOLDER/"; None for
+    other folders."""
     root = folder
     while not os.path.isfile(os.path.join(root, MOUNTED_PACK)):
         if (parent := os.path.dirname(root)) == root:
@@ -149,7 +149,7 @@ def _find_pack(folder: str) -> tuple["Pack", str] | None:
     from vitkit.io.packs import open_pack  # only where there is a pack, which may be on a server
 
     inside = os.path.relpath(folder, root).replace(os.sep, "/")
-    return open_pack(root), "" if inside == "." else inside
+    return open_pack(root), "" if inside == "." else f"{inside}/"
 
 
 def _find_packed(path: str | Path) -> tuple["Pack", int] | None:
@@ -158,7 +158,7 @@ def _find_packed(path: str | Path) -> tuple["Pack", int] | None:
     if (found := _find_pack(folder)) is None:
         return None
     pack, inside = found
-    number = pack.number_of(f"{inside}/{name}" if inside else name)
+    number = pack.number_of(inside + name)
     return None if number is None else (pack, number)
 
 
@@ -356,7 +356,7 @@ def tiff_orientation(tags: Mapping[int, Any]) -> int:
     return _valid_orientation(int(match[1])) if match else 1
 
 
-def read_tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+def read_tiff_pages(file: BinaryIO) -> Iterator[dict[int, Any]]:
     """Yield the tags of each page of a TIFF; raise a ValueError if it is damaged."""
     file.seek(0)
     start = file.read(16)
@@ -478,8 +478,9 @@ def read_open_header(file: BinaryIO, num_bytes: int, path: str | Path, what: str
         raise DataError(f"{what}: '{path}' is a NumPy array; only images of data.channels=N may be one.")
     with decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
-        if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
-            raise Image.DecompressionBombError(f"its header gives {header.width}x{header.height} pixels")
+        check_size(header.width, header.height, max_pixels)
+        if num_bytes > _BYTES_PER_PIXEL * max_pixels:
+            raise Image.DecompressionBombError(f"it has more than {_BYTES_PER_PIXEL} bytes for each pixel allowed")
     return header
 
 

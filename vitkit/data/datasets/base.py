@@ -11,12 +11,12 @@ import torch
 from vitkit.data.datasets.annotation_table import AnnotationTable, ImageTable
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
-    ChangesByEpoch,
     ImageSource,
     MixesImages,
     Transforms,
     build_transforms,
 )
+from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, ImageStore, read_image, to_tensor
@@ -48,7 +48,7 @@ class BaseImageDataset(Dataset):
     chosen_indices: Sequence[int] | None = None
     """Indices of the images that are trained on; `DataSettings.dataset` sets them for a `fraction`. None: all."""
 
-    transforms_by_epoch: ChangesByEpoch | None = None
+    transforms_by_epoch: TransformsByEpoch | None = None
     """The transforms of all epochs, if they differ; `transforms` are then those of one epoch."""
     num_epochs: int | None = None
     """Number of epochs of the run, see `set_num_epochs`."""
@@ -56,7 +56,7 @@ class BaseImageDataset(Dataset):
     def __init__(self, transforms: Spec | Transforms | None):
         self.transforms = build_transforms(transforms)
         stages = [self.transforms]
-        if isinstance(self.transforms, ChangesByEpoch):
+        if isinstance(self.transforms, TransformsByEpoch):
             self.transforms_by_epoch, stages = self.transforms, self.transforms.stages
             self.set_epoch(0)
         for stage in stages:
@@ -230,7 +230,7 @@ class ListedObjects(ListedImages, DetectionDataset):
 
     def size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
         """Return advice about an image whose file has another (height, width) than annotated."""
-        return "Give its images."
+        return "Give the images that were annotated, as they were."
 
 
 def new_labels(old: Sequence[str], new: Sequence[str]) -> np.ndarray:

@@ -87,7 +87,8 @@ class CocoDetection(ListedObjects):
             require_folders(images=images)
             images = Path(images)
         self._source = AnnotationSource(self.annotation_file, images, format, split, names, first)
-        self._is_large = self._source.is_json() and self.annotation_file.stat().st_size >= MIN_BYTES
+        is_one_file = self._source.is_json() and self.annotation_file.is_file()
+        self._is_large = is_one_file and self.annotation_file.stat().st_size >= MIN_BYTES
         self._allow_outside = allow_outside
         stored = {**self._load_or_build("objects", self._read_table)}
         for level, message in stored.pop("messages"):

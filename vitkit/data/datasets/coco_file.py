@@ -60,9 +60,9 @@ class AnnotationSource:
     """Use only this many images, from the start of the file; None: all."""
 
     def is_json(self) -> bool:
-        """Whether the annotations are one JSON file in COCO's format."""
-        is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
-        return is_json and self.format in (None, "coco") and self.images is not None and self.split in (None, "all")
+        """Whether the annotations are one JSON file, in COCO's format or LabelMe's."""
+        is_json = self.annotations.suffix.lower() == ".json" and self.format in (None, "coco")
+        return is_json and self.images is not None and self.split in (None, "all")
 
     def read_parts(self) -> "Unchecked":
         """Read the content of a large file like `read_unchecked`, without holding its annotations; log nothing.
@@ -105,10 +105,9 @@ class AnnotationSource:
         Raises:
             DataError: there is no such file, or a file of another format is invalid.
         """
-        if self.format in (None, "coco") and self.annotations.suffix.lower() == ".json":
+        if self.is_json():
             content = read_json(self.annotations)
-            is_labelme = isinstance(content, dict) and "shapes" in content
-            if self.images is not None and self.split in (None, "all") and not is_labelme:
+            if not (isinstance(content, dict) and "shapes" in content):  # LabelMe's
                 notes = [*read_exporters_fields(content), *find_listed_files(content, self.images)]
                 if has_lists(content):
                     scaling = fit_images(

@@ -194,7 +194,7 @@ class _BatchedDataset:
             random = np.random.default_rng([index[1], attempt])
             indices = self.dataset.training_indices()
             index = int(indices[random.integers(len(indices))]), int(random.integers(2**63))
-        raise DataError(f"{_MAX_ATTEMPTS} images in a row cannot be used. The last one: {errors[-1]}")
+        raise DataError(f"{_MAX_ATTEMPTS} samples in a row cannot be used. The last one: {errors[-1]}")
 
 
 def _identity(batch: Any) -> Any:

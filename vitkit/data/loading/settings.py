@@ -13,13 +13,12 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlendO
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.loader import Batches, BatchLoader, StartMethod
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, TokenBatches, TrainBatches
-from vitkit.data.loading.splits import FRACTION_KEYS, Split, build_dataset, choose_fraction, match_record
+from vitkit.data.loading.splits import FRACTION_KEYS, Split, build_dataset, choose_fraction, match_record, names_without
 from vitkit.data.text.datasets import TextDataset
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError
-from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import DATASETS, SECTIONS, Spec, nearest, parameters_of, require_base
@@ -110,23 +109,14 @@ class DataSettings:
             "max_image_pixels": 1,
             "repeated_augmentation": 1,
         }
-        if self.channels is not None:
-            minima["channels"] = 1
-        for name, minimum in minima.items():
-            if getattr(self, name) < minimum:
+        for name, minimum in {**minima, "channels": 1, "tokens_per_gpu": 1}.items():
+            if getattr(self, name) is not None and getattr(self, name) < minimum:
                 raise ConfigError(f"data.{name}: got {getattr(self, name)}; expected at least {minimum}.")
         if not 0 < self.repeat_threshold <= 1:
             raise ConfigError(f"data.repeat_threshold: got {self.repeat_threshold}; expected above 0, at most 1.")
-        if self.sampler is not None and self.tokens_per_gpu is not None:
-            raise ConfigError("data.sampler: only images have one; leave it out with data.tokens_per_gpu.")
-        if self.repeated_augmentation > 1 and self.tokens_per_gpu is not None:
-            raise ConfigError("data.repeated_augmentation: only images have it; leave it out with data.tokens_per_gpu.")
-        if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
-            raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
-        if self.tokens_per_gpu is not None and self.squares is not None:
-            raise ConfigError("data.squares: only images have them; leave them out with data.tokens_per_gpu.")
-        if self.tokens_per_gpu is not None and self.prompts is not None:
-            raise ConfigError("data.prompts: only images have them; leave them out with data.tokens_per_gpu.")
+        for name in ("sampler", "repeated_augmentation", "squares", "prompts"):
+            if self.tokens_per_gpu is not None and getattr(self, name) not in (None, 1):
+                raise ConfigError(f"data.{name}: is for images only; leave it out with data.tokens_per_gpu.")
         BatchAugmentation(self.squares, self.mixup, self.copy_blend)  # checks the options
         Prompts(**(self.prompts or {}))  # likewise
 
@@ -205,8 +195,8 @@ class DataSettings:
                 )
             dataset.prompts, dataset.has_vocabularies = Prompts(**self.prompts), True
         if self.classes is not None:
-            names = {one_form(name) for name in dataset.classes or ()}
-            unknown = [name for name in self.classes if one_form(name) not in names]
+            names = dataset.classes or ()
+            unknown = names_without(self.classes, names)
             if not self.classes or len({*self.classes}) < len(self.classes):
                 raise ConfigError(f"data.classes: got {list(self.classes)}; expected different names, at least one.")
             if unknown and (key == "data.train" or len(unknown) == len(self.classes)):

@@ -1,7 +1,7 @@
 """Builds the datasets of training, validation and test, chooses a fraction of one, and matches their classes."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -96,8 +96,14 @@ def choose_fraction(
 
 def can_be_renumbered(classes: Sequence[str], others: Sequence[str]) -> bool:
     """Whether classes are others in another order, or without some of them, and so can take their numbers."""
-    names, other_names = ({one_form(name) for name in part} for part in (classes, others))
-    return list(classes) != list(others) and names <= other_names and len(names) == len(classes)
+    is_unique = len({one_form(name) for name in classes}) == len(classes)
+    return list(classes) != list(others) and not names_without(classes, others) and is_unique
+
+
+def names_without(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the names that others lack, in whatever form those are written."""
+    forms = {one_form(name) for name in others}
+    return [name for name in names if one_form(name) not in forms]
 
 
 def match_record(dataset: Dataset, record: Mapping[str, Any], *, resumed: Any = None) -> None:
@@ -110,7 +116,7 @@ def match_record(dataset: Dataset, record: Mapping[str, Any], *, resumed: Any = 
         DataError: the resumed run's data have changed otherwise than in the order of their classes.
     """
     recorded, names = list(record.get("classes") or ()), list(dataset.classes or ())
-    lacking, new = _not_among(recorded, names), _not_among(names, recorded)
+    lacking, new = names_without(recorded, names), names_without(names, recorded)
     if names and can_be_renumbered(names, recorded):
         _take_classes(dataset, record)
     if resumed is None or not recorded:
@@ -127,11 +133,6 @@ def match_record(dataset: Dataset, record: Mapping[str, Any], *, resumed: Any = 
         )
 
 
-def _not_among(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    forms = {one_form(name) for name in others}
-    return [name for name in names if one_form(name) not in forms]
-
-
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + ", …" * (len(names) > 5)
 
@@ -140,7 +141,7 @@ def _take_classes(dataset: Dataset, record: Mapping[str, Any]) -> None:
     """Give a dataset the recorded classes, ids and kinds, if it can be given classes."""
     if type(dataset).use_classes is Dataset.use_classes:
         return
-    lacking = _not_among(record["classes"], dataset.classes)
+    lacking = names_without(record["classes"], dataset.classes)
     dataset.use_classes(record["classes"], record.get("category_ids"))
     if dataset.things is not None and record.get("things"):
         kinds = zip(record["classes"], dataset.things, record["things"])
@@ -173,12 +174,12 @@ def match_classes(train: Dataset, val: Dataset) -> None:
     record = {"classes": train.classes, "category_ids": train.category_ids, "things": train.things}
     same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
     if can_be_renumbered(val.classes, train.classes) or (list(val.classes) == list(train.classes) and not same_ids):
-        if lacking := _not_among(train.classes, val.classes):
+        if lacking := names_without(train.classes, val.classes):
             logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])
         _take_classes(val, record)
     if train.prompts is None:
         check_same_classes(train, val)
-    elif new := [name for name in val.classes if name not in train.classes]:
+    elif new := names_without(val.classes, train.classes):
         logger.info("data.val has %s that data.train has not: %s", pluralize(len(new), "classes"), ", ".join(new)[:200])
     if others := _other_kinds(val, record):
         raise DataError(f"data.val {' and '.join(others)} as in data.train. Correct `isthing` in one of them.")

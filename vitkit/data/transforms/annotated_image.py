@@ -79,17 +79,6 @@ class TransformsBatches(Protocol):
 
 
 @runtime_checkable
-class ChangesByEpoch(Protocol):
-    """Transforms that change between epochs; a dataset applies those of the epoch."""
-
-    stages: Sequence[Transforms]
-    """All of them."""
-
-    def at(self, epoch: int, num_epochs: int | None = None) -> Transforms:
-        """Return the transforms of an epoch, in a run of so many; None: it is not known of how many."""
-
-
-@runtime_checkable
 class ImageSource(Protocol):
     """A detection dataset as seen by transforms that combine several images."""
 
