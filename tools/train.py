@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> None:
             return
         # What trains takes seconds to import, for which nobody should wait to be told of a wrong name.
         from vitkit.apps.training.api import find_start
-        from vitkit.engine.trainer import check_training, run_training
+        from vitkit.apps.training.checking import check_training
+        from vitkit.engine.trainer import run_training
         from vitkit.logging import setup_logging
 
         device = init_distributed(args.device)

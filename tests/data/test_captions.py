@@ -148,7 +148,7 @@ def test_synthetic_captions_contain_only_known_words():
     for index in range(len(data)):
         tokens = data[index]["target"]["tokens"].tolist()
         assert data.target_vocabulary.decode(tokens) == data.references(index)[0]
-    assert data.target_vocabulary.unknown_count == 0
+    assert data.target_vocabulary.unknown.total() == 0
 
 
 def test_cached_features_replace_images(folder):

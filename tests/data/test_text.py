@@ -116,7 +116,7 @@ def test_unknown_characters_are_reported(pair, caplog):
     val.use_vocabularies_of(train)
     val.lengths()
     assert "3 characters are not in the vocabulary: 'q' 2x, 'r' 1x" in caplog.text
-    assert val.source_vocabulary.unknown_count == 3
+    assert val.source_vocabulary.unknown.total() == 3
 
 
 def test_dataset_without_vocabulary_is_an_error(pair):

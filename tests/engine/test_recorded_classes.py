@@ -218,16 +218,15 @@ def test_renamed_class_is_an_error_for_every_dataset(tmp_path, write):
         resumed(spec, ["ball", "disc"])
 
 
-def test_classes_of_a_mixture_go_by_name(tmp_path):
-    parts = []
+def test_order_of_classes_does_not_matter_to_prompts(tmp_path):
     for name in ("bar", "disc"):
         (tmp_path / name).mkdir()
-        parts.append(csv(tmp_path / name, [name]))
-    spec = {"type": "MixedDataset", "datasets": parts}
-    data = resumed(spec, ["disc", "bar"])
-    assert [data[k]["target"]["labels"].tolist() for k in (0, 1)] == [[1], [0]]
+    parts = [csv(tmp_path / name, [name]) for name in ("bar", "disc")]
+    data = DataSettings(train=(spec := {"type": "MixedDataset", "datasets": parts}), val=spec, prompts={})
+    train, _ = build_datasets(data, recorded(classes=["disc", "bar"]))
+    assert train.classes == ["bar", "disc"]
     with pytest.raises(DataError, match="lacks 'ring'"):
-        resumed(spec, ["disc", "bar", "ring"])
+        build_datasets(data, recorded(classes=["disc", "bar", "ring"]))
 
 
 def test_labels_of_own_datasets_without_names_to_follow_keep_their_order(tmp_path):

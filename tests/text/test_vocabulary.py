@@ -44,7 +44,7 @@ def test_special_tokens_come_first(vocabulary):
 def test_decoding_restores_the_text(vocabulary):
     for text in TEXTS:
         assert vocabulary.decode(vocabulary.encode(text)) == text
-    assert vocabulary.unknown_count == 0
+    assert vocabulary.unknown.total() == 0
 
 
 def test_encoding_many_texts_equals_encoding_each(vocabulary):
@@ -92,7 +92,7 @@ def test_unknown_characters_are_counted():
     ids = vocabulary.encode("A żółw runs, żó!")
     assert UNK in ids
     assert vocabulary.unknown == {"ż": 2, "ó": 2, "ł": 1}
-    assert vocabulary.unknown_count == 5
+    assert vocabulary.unknown.total() == 5
 
 
 def test_unknown_words_are_counted():

@@ -131,3 +131,56 @@ def test_the_doctor_knows_prompts(tiny):
     bad = load_config(tiny, ["data.prompts.phrases={'red ring': '.'}"])
     issues = list(run_checks(bad, DoctorOptions(overfit_steps=2), checks=checks))
     assert any(i.verdict == "fail" and i.check == "prompts" and "class 'red ring'" in i.message for i in issues)
+
+
+PAIRS = ["red star", "blue star"]
+OWN = {"red star": "red hollow donut", "blue star": "red pointed sparkle"}
+
+
+def own_phrases(start, *more):
+    """Arguments of a training from weights, whose vocabulary has none of the words that tell the classes apart."""
+    data = [f"data.{split}.pairs={PAIRS}" for split in ("train", "val")]
+    return [*start, *data, f"data.prompts.phrases={OWN}", "evaluator.groups=None", *more]
+
+
+def test_new_words_get_vectors_of_their_own_and_old_ones_keep_theirs(tiny, tmp_path, caplog):
+    pairs = [f"data.{split}.pairs={PAIRS}" for split in ("train", "val")]
+    train(tiny, *pairs, "evaluator.groups=None", "data.prompts.phrases={}", "--run-dir", "old")
+    train(tiny, *own_phrases(["--init", "old/last.pth"], "optimizer.lr=0.0", "--run-dir", "new"))
+    old, new = (read_checkpoint(tmp_path / name / "last.pth") for name in ("old", "new"))
+    words = [json.loads(saved["vocabularies"]["target"])["tokens"] for saved in (old, new)]
+    assert words[1][: len(words[0])] == words[0]
+    assert sorted(word[1:] for word in words[1][len(words[0]) :]) == ["donut", "hollow", "pointed", "sparkle"]
+    vectors = [saved["model"]["text_encoder.embedding.weight"] for saved in (old, new)]
+    assert len(vectors[1]) == len(words[1]) and vectors[1][: len(words[0])].equal(vectors[0])
+    prompt = vitkit.load("new").model.tokenize([list(OWN.values())])
+    assert (
+        len({*prompt.tokens[0, 1:4].tolist()}) == 3 and prompt.tokens[0, 1:4].tolist() != prompt.tokens[0, 5:8].tolist()
+    )
+
+
+def test_a_run_is_not_resumed_with_words_that_it_does_not_know(tiny):
+    train(tiny)
+    text = fails(train_tool.main, "--resume", "runs/tiny", "data.prompts.phrases={'red circle': 'a red sparkle'}")
+    assert re.search("last.pth does not know these words of the prompts: sparkle. To learn .*--init runs.tiny", text), (
+        text
+    )
+
+
+def test_phrases_that_the_vocabulary_makes_the_same_are_an_error(caplog):
+    predictor = vitkit.load("shapes_grounding")
+    image = np.zeros((64, 64, 3), np.uint8)
+    with pytest.raises(VitkitError, match="'red hollow donut' and 'red pointed sparkle' are the same to the model"):
+        predictor(image, text=list(OWN.values()))
+    with caplog.at_level("WARNING", "vitkit"):
+        predictor(image, text="red donut . blue star")
+        predictor(image, text="red donut . blue ring")
+    (message,) = (text for text in caplog.messages if "does not know" in text)
+    assert "does not know 'hollow', 'donut', 'pointed', 'sparkle'. Use other words, or train it with these." in message
+
+
+def test_classes_that_the_tokenizer_makes_the_same_are_an_error(tiny, tmp_path):
+    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    (tmp_path / "tokenizer.json").write_text(bert_tokenizer())
+    text = fails(train_tool.main, *own_phrases([tiny], "model.tokenizer=tokenizer.json", "--check"))
+    assert "'red hollow donut' and 'red pointed sparkle' are the same to the model" in text, text

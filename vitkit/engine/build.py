@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from vitkit.config.check import COMMAND_LINE
 from vitkit.config.load import Config
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import match_classes, match_record
-from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
+from vitkit.distributed import broadcast_object, failing_together, first_rank_first, is_main, world_size
 from vitkit.engine.parallel import shard
 from vitkit.engine.preparation import Preparation
 from vitkit.engine.settings import TrainSettings
@@ -26,10 +25,10 @@ from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
-from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
+from vitkit.text.vocabulary import SPACE, Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights
-from vitkit.weights.locate import BACKBONE_WEIGHTS, Located, find_weights
+from vitkit.weights.locate import BACKBONE_WEIGHTS, Located
 from vitkit.weights.pretrained import load_backbone, pretraining_run
 from vitkit.weights.tokenizer_files import find_tokenizer
 
@@ -65,29 +64,48 @@ def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSe
 
 
 def share_vocabularies(
-    train_set: Dataset, val_set: Dataset, checkpoint: Path | Located | None, spec: Spec
+    train_set: Dataset, val_set: Dataset, checkpoint: Located | None, spec: Spec, *, resumed: bool = False
 ) -> dict[str, Vocabulary]:
     """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
-    They come from the checkpoint that provides the weights, or are the tokenizer of a text-prompted detector, or else
-    are built from the training text by the first rank.
+    They come from the checkpoint that provides the weights, with the words of new phrases, or are the tokenizer of a
+    text-prompted detector, or else are built from the training text by the first rank.
 
     Args:
         spec: the config's `model` section, which may name the tokenizer.
+        resumed: whether the checkpoint is that of the run itself, whose words cannot change.
+    Raises:
+        DataError: a resumed run has prompts with other words.
     """
     if not train_set.has_vocabularies:
         return {}
     saved = None
-    if is_main():
-        if checkpoint:
-            saved = find_weights(checkpoint).metadata.get("vocabularies")
-        if not saved:
+    with failing_together():
+        if is_main() and checkpoint:
+            saved = _with_new_words(checkpoint, train_set, resumed=resumed)
+        if is_main() and not saved:
             use_tokenizer(train_set, spec)
-        saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
-    vocabularies = vocabularies_from_json(broadcast_object(saved))
+            saved = vocabularies_of(train_set)
+    texts = {side: vocabulary.to_json() for side, vocabulary in (saved or {}).items()}
+    vocabularies = vocabularies_from_json(broadcast_object(texts))
     for dataset in (train_set, val_set):
         set_vocabularies(dataset, vocabularies)
     return vocabularies
+
+
+def _with_new_words(checkpoint: Located, dataset: Dataset, *, resumed: bool) -> dict[str, Vocabulary]:
+    """Return a checkpoint's vocabularies; one of words also gets those that only the dataset's prompts have."""
+    saved = vocabularies_from_json(checkpoint.metadata.get("vocabularies"), str(checkpoint))
+    if dataset.prompts is None or "target" not in saved or saved["target"].kind != "word":
+        return saved
+    tokens, learned = saved["target"].tokens, dataset.prompts.learn_vocabulary(dataset)
+    if new := [token for token in learned.tokens if token not in tokens]:
+        message = f"{checkpoint} does not know these words of the prompts: {' '.join(new).replace(SPACE, '')[:200]}"
+        if resumed:
+            raise DataError(f"{message}. To learn them, start a new run from its weights: --init {checkpoint}.")
+        logger.info("%s; they get vectors of their own", message)
+        saved["target"] = Vocabulary("word", [*tokens, *new], lowercase=saved["target"].lowercase)
+    return saved
 
 
 def use_tokenizer(dataset: Dataset, spec: Spec) -> bool:

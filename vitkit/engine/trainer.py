@@ -62,7 +62,8 @@ logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
 PREPARATIONS: tuple[type[Preparation], ...] = (LoRARun, StoredFeatures, Teaching)
 """What a run may prepare in its model, in this order."""
-_REQUIRED = ("model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs")
+REQUIRED = ("model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs")
+"""The sections and keys that a config has to have to be trained."""
 
 
 def run_training(
@@ -95,7 +96,7 @@ def run_training(
         VitkitError: an error that a user can cause, see vitkit/errors.py.
         Interrupted: a signal requested the end, and the state is saved.
     """
-    require(config, *_REQUIRED)
+    require(config, *REQUIRED)
     check_same_start(config)
     make_data_paths_absolute(config)
     launches = gather_objects(current_launch())
@@ -130,23 +131,6 @@ def plot_curves(run_dir: Path) -> None:
     plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
 
 
-def check_training(
-    config: Config, device: torch.device, *, init: Located | None = None, partial_init: bool = False
-) -> None:
-    """Build the parts of a config and check them on the first batch, as `run_training` does; write and train nothing.
-
-    Raises:
-        VitkitError: an error that a user can cause, such as a part that lacks what another one needs.
-    """
-    require(config, *_REQUIRED)
-    make_data_paths_absolute(config)
-    choose_precision(config, None, device)
-    folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
-    run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
-    default_hooks(run.settings)
-    print_line("checked: every part has what the others ask of it, and a first batch was evaluated")
-
-
 def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: torch.device) -> None:
     """Replace `train.precision="auto"` in a config: by the precision of the run that is resumed, or the device's."""
     # The result is saved with the run, so that a resumption on another device does not change it.
@@ -178,7 +162,7 @@ def build_run(
     with failing_together():
         train_set, val_set = build.build_datasets(data, resumed)
     check_same_data({"data.train": train_set, "data.val": val_set})
-    vocabularies = build.share_vocabularies(train_set, val_set, resumed or init, config["model"])
+    vocabularies = build.share_vocabularies(train_set, val_set, resumed or init, config["model"], resumed=bool(resumed))
     loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)

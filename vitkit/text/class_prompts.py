@@ -23,6 +23,7 @@ from vitkit.text.prompts import (
     MAX_TOKENS,
     SEPARATOR,
     EncodedPrompt,
+    check_different,
     collate_prompts,
     encode_phrases,
     join_prompts,
@@ -112,7 +113,7 @@ class PromptStep:
         dataset: the samples' dataset, with its `prompts` and its vocabulary.
         training: whether phrases are sampled, and cut to the largest number of tokens.
     Raises:
-        DataError: see `Prompts.class_phrases`; or the vocabulary knows no piece of a phrase.
+        DataError: see `Prompts.class_phrases`; or the vocabulary knows no piece of a phrase, or no difference of two.
         ConfigError: all classes are to be in each prompt, and have too many tokens.
     """
 
@@ -128,6 +129,7 @@ class PromptStep:
                 self._class_prompts.append(encode_phrases(self.vocabulary, [phrase], max_tokens=None))
             except DataError as error:
                 raise DataError(f"class {name!r}: {error} {_REMEDY.format(name=name)}") from error
+        check_different(self._class_phrases, (prompt.tokens for prompt in self._class_prompts))
         self._sizes = np.array([len(prompt.tokens) - 2 for prompt in self._class_prompts], np.int64)
         total, limit = int(self._sizes.sum()) + 2, self.settings.max_tokens
         if training and self.settings.negatives is None and total > limit:
@@ -199,6 +201,7 @@ class PromptStep:
         try:
             phrases = split_phrases(target["phrases"])
             prompts = [encode_phrases(self.vocabulary, [phrase], max_tokens=None) for phrase in phrases]
+            check_different(phrases, (prompt.tokens for prompt in prompts))
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
         labels, limit = target["labels"].numpy(), self.settings.max_tokens

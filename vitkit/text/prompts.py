@@ -106,10 +106,10 @@ def encode_phrases(
         max_tokens: the largest number of tokens; None: any.
     Raises:
         ConfigError: the vocabulary has no separator.
-        DataError: a phrase has only unknown pieces, or there are more tokens than `max_tokens`.
+        DataError: a phrase has only unknown pieces or another's tokens, or there are more tokens than `max_tokens`.
     """
     phrases, numbers = list(phrases), vocabulary.numbers
-    separator, *encoded = vocabulary.encode_all([SEPARATOR, *phrases])
+    separator, *encoded = _encode(vocabulary, [SEPARATOR, *phrases])
     _check_separator(vocabulary, separator)
     tokens, phrase_ids, is_word = [numbers[BOS]], [-1], [False]
     for phrase_id, (phrase, ids) in enumerate(zip(phrases, encoded)):
@@ -119,6 +119,7 @@ def encode_phrases(
         tokens += [numbers[index] for index in (*ids, *separator)]
         phrase_ids += [phrase_id] * (len(ids) + 1)
         is_word += [True] * len(ids) + [False]
+    check_different(phrases, encoded)
     tokens, phrase_ids, is_word = [*tokens, numbers[EOS]], [*phrase_ids, -1], [*is_word, False]
     if max_tokens is not None and len(tokens) > max_tokens:
         raise DataError(
@@ -126,6 +127,26 @@ def encode_phrases(
             "phrases at a time."
         )
     return EncodedPrompt(tokens, phrase_ids, is_word)
+
+
+def _encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts; warn of words that the vocabulary lacks, once of each."""
+    before = set(vocabulary.unknown)
+    encoded = vocabulary.encode_all(texts)
+    if new := [repr(word) for word in vocabulary.unknown if word not in before]:
+        logger.warning("prompt: the model does not know %s. Use other words, or train it with these.", ", ".join(new))
+    return encoded
+
+
+def check_different(phrases: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
+    """Raise a DataError if two phrases have the same tokens, so that the model cannot tell them apart."""
+    phrase_of: dict[tuple[int, ...], str] = {}
+    for phrase, ids in zip(phrases, map(tuple, tokens)):
+        if (other := phrase_of.setdefault(ids, phrase)) != phrase:
+            raise DataError(
+                f"prompt: {other!r} and {phrase!r} are the same to the model, which does not know the words that "
+                "differ. Use words that it knows, or train it with these, from its weights (--init)."
+            )
 
 
 def join_prompts(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
@@ -167,7 +188,7 @@ def encode_caption(vocabulary: Vocabulary, text: str, *, max_tokens: int = MAX_T
         DataError: there is no word that the vocabulary knows, or there are more tokens than `max_tokens`.
     """
     pieces = [*_WORDS.findall(_AFTER_END.sub("", normalize_text(text))), SEPARATOR]
-    separator, *encoded = vocabulary.encode_all([SEPARATOR, *pieces])
+    separator, *encoded = _encode(vocabulary, [SEPARATOR, *pieces])
     _check_separator(vocabulary, separator)
     numbers = vocabulary.numbers
     tokens, phrase_ids, word_of, words, sentences, known = [numbers[BOS]], [-1], [-1], [], [], False

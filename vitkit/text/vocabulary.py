@@ -173,17 +173,12 @@ class Vocabulary:
         """sentencepiece's serialized model; None for words and characters."""
         return None if self._pieces is None else self._pieces.serialized_model_proto()
 
-    @property
-    def unknown_count(self) -> int:
-        """The number of unknown words or characters that `encode` has met so far."""
-        return self.unknown.total()
-
     def describe_unknown(self) -> str | None:
         """Return a line that lists the most frequent unknown words or characters; None if there are none."""
         if not self.unknown:
             return None
         frequent = ", ".join(f"{token!r} {count}x" for token, count in self.unknown.most_common(10))
-        return f"{self.unknown_count} characters or words are not in the vocabulary: {frequent}"
+        return f"{self.unknown.total()} characters or words are not in the vocabulary: {frequent}"
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, without BOS and EOS; unknown ones are UNK and counted in `unknown`."""

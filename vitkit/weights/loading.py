@@ -16,6 +16,7 @@ from vitkit.model_zoo.converters.key_table import Format
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
+from vitkit.text.vocabulary import vocabularies_from_json
 from vitkit.weights.contents import classes_of, describe_run, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
 from vitkit.weights.locate import Weights, find_weights
@@ -146,6 +147,8 @@ def load_weights(
     stored = state_dict_of(checkpoint, name, parts=model.training_parts if isinstance(model, Model) else ())
     state, official = _rename(stored, model, classes)
     report, expected = LoadReport(name, official and official.name), model.state_dict()
+    if new_class_head:
+        _match_tokens(model, state, expected, checkpoint.get("vocabularies"))
     origin = describe_run(checkpoint) or (official and converters.describe(stored, official))
     if not partial and not _is_of_another_model(state, expected):
         _check_variant(name, model, state, expected)
@@ -189,6 +192,20 @@ def _rename(
         if isinstance(module, AdaptsState):
             module.adapt_state(state, f"{prefix}." if prefix else "")
     return state, official
+
+
+def _match_tokens(model: nn.Module, state: dict[str, Tensor], expected: Mapping[str, Tensor], saved: Any) -> None:
+    """Order the vectors of words as the model's vocabulary does, by name; words that only the model has keep its."""
+    theirs, ours = vocabularies_from_json(saved).get("target"), model.vocabulary if isinstance(model, Model) else None
+    if theirs is None or ours is None or "tokenizer" in (theirs.kind, ours.kind) or theirs.tokens == ours.tokens:
+        return
+    row_of = {token: row for row, token in enumerate(theirs.tokens)}
+    kept = [(row, row_of[token]) for row, token in enumerate(ours.tokens) if token in row_of]
+    for key in [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)]:
+        if key in state and (len(state[key]), len(expected[key])) == (len(theirs), len(ours)):
+            rows, (to, of) = expected[key].clone(), zip(*kept)
+            rows[[*to]] = state[key][[*of]].to(rows)
+            state[key] = rows
 
 
 def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:

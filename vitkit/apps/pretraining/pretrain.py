@@ -22,12 +22,12 @@ from vitkit.apps.pretraining.plan import PLAN, Plan, PretrainChoice, PretrainReq
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.timed_run import CONFIG, make_free_folder, time_settings, train_in_time
+from vitkit.apps.training.checking import check_training
 from vitkit.config import load_config
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
 from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run import TrainRun
-from vitkit.engine.trainer import check_training
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.json_files import read_json

@@ -59,12 +59,6 @@ class MixedDataset(BaseImageDataset):
         label_of = {name: label for label, name in enumerate(names)}
         self._labels_of = [np.array([label_of[n] for n in d.classes or ()], np.int64) for d in self.datasets]
 
-    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
-        """See `Dataset`; classes are numbered anew, and none may be left out."""
-        if not {*(self.classes or ())} <= {*classes}:
-            super().use_classes(classes)
-        self._join_classes(classes)
-
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         for dataset in vars(self).get("datasets", ()) if name in _SHARED else ():

@@ -121,20 +121,16 @@ def match_record(dataset: Dataset, record: Mapping[str, Any], *, resumed: Any = 
         _take_classes(dataset, record)
     if resumed is None or not recorded:
         return
-    changes = [f"lacks {_quoted(lacking)}"] * bool(lacking) + [f"has {_quoted(new)} in addition"] * bool(new)
+    changes = [f"lacks {', '.join(map(repr, lacking))[:200]}"] if lacking else []
+    changes += [f"has {', '.join(map(repr, new))[:200]} in addition"] if new else []
     changes += _other_kinds(dataset, record)
     if not changes and dataset.prompts is None and list(dataset.classes or ()) != recorded:
         changes = ["has them in another order"]
     if changes:
         raise DataError(
-            f"{resumed}: its run has the classes {', '.join(recorded)[:200]}; data.train {' and '.join(changes)}. "
-            "Resume it with the data that it was trained on; to go on with other classes, start a new run from its "
-            f"weights: --init {resumed}."
+            f"{resumed}: its run has the classes {', '.join(recorded)[:200]}; data.train {' and '.join(changes)}. To "
+            f"go on with other classes, start a new run from its weights: --init {resumed}."
         )
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + ", …" * (len(names) > 5)
 
 
 def _take_classes(dataset: Dataset, record: Mapping[str, Any]) -> None:
