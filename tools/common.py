@@ -19,7 +19,8 @@ from types import UnionType
 from typing import TYPE_CHECKING
 
 from vitkit.apps.export_reading.settings import RUNTIMES
-from vitkit.errors import ConfigError, VitkitError, error_line, place_in_own_code
+from vitkit.apps.export_writing.own_code import place_in_own_code
+from vitkit.errors import ConfigError, VitkitError, error_line
 from vitkit.text_format import printable, shorten
 from vitkit.tools.console import printing
 

@@ -39,6 +39,7 @@ from vitkit.apps.export_writing.checks import (
     yield_decoded_inputs,
 )
 from vitkit.apps.export_writing.metadata import describe
+from vitkit.apps.export_writing.own_code import place_in_own_code
 from vitkit.apps.export_writing.prompted import list_known_phrases, prompt_inputs, prompted_graphs, with_text_features
 from vitkit.apps.export_writing.text import text_graphs
 from vitkit.apps.inference.card import card_path, make_card, read_metrics, zoo_entry
@@ -52,7 +53,7 @@ from vitkit.config import Config
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.devices import processor_name
-from vitkit.errors import CheckpointError, ConfigError, DataError, place_in_own_code
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.output import write_bytes, write_text
 from vitkit.logging import print_line
 from vitkit.text_format import pluralize
