@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitkit.data.loading.splits import build_dataset
     from vitkit.engine.build import build_model
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
+    from vitkit.matchers.base import Matcher
     from vitkit.nn.attention import AttentionRecorder
     from vitkit.protocols.criterion import Criterion
     from vitkit.protocols.dataset import Dataset
@@ -60,6 +61,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "Evaluator": "protocols.evaluator",
     "Explanation": "apps.explanations.api",
     "LoadReport": "weights",
+    "Matcher": "matchers.base",
     "Model": "protocols.model",
     "TrainingError": "errors",
     "VitkitError": "errors",

@@ -156,6 +156,17 @@ def test_resumed_run_is_equal_to_the_last_bit_and_a_run_starts_from_another(runs
     vitkit.train(resume=runs / "chain", device="cpu")
 
 
+def test_a_run_whose_file_has_pairs_only_is_not_resumed(runs):
+    saved = read_checkpoint(runs / "run" / "last.pth")
+    for part in ("model", "ema"):
+        saved[part] = {name: value for name, value in saved[part].items() if ".lora." in name}
+    save_checkpoint(runs / "small" / "last.pth", saved)
+    (runs / "small" / "config.json").write_text((runs / "run" / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=r"last\.pth: has an update .* and no weights for it") as error:
+        vitkit.train(resume=runs / "small", device="cpu", train=dict(epochs=3))
+    assert len(str(error.value)) < 400
+
+
 def test_pretrained_backbone_is_the_base_of_a_run_without_other_weights(runs):
     model = MODELS.build(load_config(runs / "lora.py")["model"], num_classes=6)
     state = {name: value for name, value in model.backbone.state_dict().items() if not name.startswith("head")}

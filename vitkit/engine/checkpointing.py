@@ -29,7 +29,7 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.protocols.model import Model
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
-from vitkit.weights.contents import PIXELS
+from vitkit.weights.contents import LORA, PIXELS, state_dict_of
 from vitkit.weights.locate import BACKBONE_WEIGHTS, BEST_NAME, LAST_NAME
 from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
 from vitkit.weights.sharded import check_shards, read_local, write_shards
@@ -265,6 +265,8 @@ class RunCheckpoints:
                 f"{path}: cannot be resumed, it lacks {', '.join(lacking)}. Resume from a run's {LAST_NAME} with "
                 "the same train.ema_decay; to start a new run from its weights, use --init."
             )
+        if LORA in state:
+            state_dict_of(state, str(path))  # raises if it lacks the weights beside the pairs, as old files do
         progress = _progress(path, state["progress"])
         has_other_length = _lengths(state["schedule"]) != _lengths(self.parts["schedule"].state_dict())
         rates = [group["lr"] for group in self.parts["optimizer"].param_groups]

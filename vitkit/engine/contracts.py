@@ -120,11 +120,12 @@ def check_metrics(evaluator: Evaluator, metrics: Any) -> None:
             raise ConfigError(f"{name}.compute: {key!r} is {value!r:.100}; expected a number. {_EVALUATOR}")
 
 
-def missing_key_error(error: KeyError) -> ConfigError:
-    """Return the error for a field that a part looked up in vain, without having declared that it needs it."""
+def missing_part_error(error: KeyError | AttributeError) -> ConfigError:
+    """Return the error for a field or a member that a part looked up in vain, without declaring that it needs it."""
+    field = "the first validation batch, or what the model predicts for it, has no such field"
+    what = field if isinstance(error, KeyError) else "there is no such member"
     return ConfigError(
-        f"{_describe(error)}: the first validation batch, or what the model predicts for it, has no such field, which "
-        "this line reads. See vitkit/protocols for what each part passes on."
+        f"{_describe(error)}: {what}, which this line reads. See vitkit/protocols for what each part passes on."
     )
 
 

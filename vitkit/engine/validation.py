@@ -14,7 +14,7 @@ from torch import nn
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.distributed import is_main
 from vitkit.engine.checkpointing import rng_state, set_rng_state
-from vitkit.engine.contracts import check_sample, missing_key_error
+from vitkit.engine.contracts import check_sample, missing_part_error
 from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
@@ -59,8 +59,8 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
             on_batch=sizes.add,
             compute=is_own,
         )
-    except KeyError as error:
-        raise missing_key_error(error) from error
+    except (KeyError, AttributeError) as error:
+        raise missing_part_error(error) from error
     if line := sizes.line(f"validation {loader.dataset.noun} (first batch)"):
         print_line(line)
     set_rng_state(state)

@@ -73,7 +73,7 @@ def load_teacher(network: nn.Module, teacher: Teacher, classes: Sequence[str] | 
     """Load all weights of a teacher, which is a backbone, or a classifier of that; return where they came from.
 
     Args:
-        classes: the student's classes, which a classifier's are to be, too.
+        classes: the student's classes, which a classifier must also have.
     Raises:
         CheckpointError: the weights are missing, or do not fit.
         ConfigError: the network would have random weights.

@@ -150,7 +150,7 @@ class CocoCaptions(CaptionDataset):
     """Images in a folder with a caption file in COCO's format (Chen et al. 2015, https://arxiv.org/abs/1504.00325).
 
     Karpathy's dataset.json of Flickr8k, Flickr30k or COCO (Karpathy & Fei-Fei 2015, https://arxiv.org/abs/1412.2306),
-    which also has the splits, is read too.
+    which has the splits as well, is also read.
 
     Captions without a word and images without a caption are skipped and counted.
 

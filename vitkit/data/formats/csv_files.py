@@ -1,7 +1,7 @@
 """CSV: one line per box, with the columns named by a header, or `FILE,X0,Y0,X1,Y1,CLASS` without one.
 
 An image without a box is part of the dataset only if a line names it and leaves the box empty. Columns of the image's
-width and height, as TensorFlow writes them, are the size that it was annotated at. VIA's table of regions is read too.
+width and height, as TensorFlow writes them, are the size that it was annotated at. VIA's table of regions is also read.
 """
 
 import csv
