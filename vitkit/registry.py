@@ -286,7 +286,7 @@ HEADS = Registry("head", "vitkit.heads", in_errors=True)
 TRAINING_QUERIES = Registry("training_queries", "vitkit.training_queries", in_errors=True)
 TEXT_ENCODERS = Registry("text_encoder", "vitkit.nn.text_encoders", in_errors=True)
 MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq", in_errors=True, base="vitkit.protocols.model.Model")
-MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
+MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True, base="vitkit.matchers.base.Matcher")
 CRITERIA = Registry(
     "criterion", "vitkit.losses", "vitkit.models", in_errors=True, base="vitkit.protocols.criterion.Criterion"
 )

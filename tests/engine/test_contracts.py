@@ -184,7 +184,7 @@ CASES = {
     UndeclaredLoss: r"KeyError: 'pred_depth' \(test_contracts\.py, line \d+\): the first validation batch, or what th",
     ListMetrics: r"evaluator ListMetrics\.compute: returns \[.*; expected a dict of metrics by name\. See class Evalua",
     TextMetrics: r"evaluator TextMetrics\.compute: 'verdict' is 'good'; expected a number\. See class Evaluator in vi",
-    MistypedMetrics: r"AttributeError: 'MistypedMetrics' object has no attribute 'predictons' \(test_contracts\.py, line",
+    MistypedMetrics: r"AttributeError: 'MistypedMetrics' object has no attribute 'predictons' \(test_contracts\.py",
     Baseless: r"hook Baseless: does not derive from Hook\. Write: class Baseless\(Hook\)\. See class Hook in vitkit/p",
     ShortHook: r"hook ShortHook\.after_step: is called with \(run, step\): too many positional arguments\. See class H",
     UncalledHook: r"hook UncalledHook\.before_step: is never called\. Did you mean 'before_epoch'.* See class Hook in",

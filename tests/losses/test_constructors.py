@@ -109,10 +109,12 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
     assert dict(Criterion().meters) == {}
 
 
-def test_a_matcher_of_its_own_derives_from_the_base():
-    spec = dict(type="SetCriterion", matcher=nn.Linear(1, 1), weights=dict(labels=1.0, l1=5.0, giou=2.0))
-    with pytest.raises(ConfigError, match=r"matcher Linear does not derive from vitkit\.Matcher.* Write: class Linear"):
-        CRITERIA.build(spec)
+def test_a_registered_matcher_derives_from_the_base():
+    class Own(nn.Module):
+        """Lacks what criteria read of matchers, such as `activation`."""
+
+    with pytest.raises(ConfigError, match=r"matcher Own does not derive from vitkit\.Matcher.* Write: class Own\(vitk"):
+        MATCHERS.register(Own)
 
 
 def test_an_unknown_activation_is_named():

@@ -1,9 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.matchers.base import Matcher
 from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 from vitkit.registry import CRITERIA
 
@@ -179,10 +179,8 @@ def test_focal_losses_of_layers_and_first_stage_equal_a_plain_loop(counts):
     assert encoder["pred_boxes"].grad is not None
 
 
-def test_a_matcher_needs_no_base_class():
-    class First(nn.Module):
-        activation = "softmax"
-
+def test_a_matcher_may_be_given_as_it_is():
+    class First(Matcher):
         def forward(self, layers_and_targets):
             return []
 

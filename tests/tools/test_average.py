@@ -97,8 +97,8 @@ def test_wrong_arguments_are_helpful_errors(tmp_path, capsys):
     first, second = save(tmp_path / "a.pth"), save(tmp_path / "b.pth")
     out = ["--out", tmp_path / "mean.pth"]
     assert "is named twice" in fails(capsys, first, first, *out)
-    assert "nor is it a name in model_zoo/index.json" in fails(capsys, first, tmp_path / "none.pth", *out)
-    assert "only a name in model_zoo/index.json; expected a file" in fails(capsys, first, "shapes_dino", *out)
+    assert "none.pth'. " in fails(capsys, first, tmp_path / "none.pth", *out)
+    assert "only a name of the model zoo; expected a file" in fails(capsys, first, "shapes_dino", *out)
     assert "no file matches this pattern" in fails(capsys, tmp_path / "x*.pth", *out)
     assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--factors", "1", *out)
     for weights in (["0", "0"], ["1", "nan"], ["inf", "1"], ["1e308", "1e308"]):

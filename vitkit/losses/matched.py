@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError
 from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
-from vitkit.matchers.base import Matcher
 from vitkit.protocols.criterion import Criterion
-from vitkit.registry import MATCHERS, Spec, nearest, require_base
+from vitkit.registry import MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget, Matches, QuerySet
 
 logger = logging.getLogger("vitkit")
@@ -129,7 +128,6 @@ class MatchedCriterion(Criterion):
         super().__init__()
         self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.matcher = MATCHERS.build(matcher)
-        require_base("matcher", type(self.matcher), Matcher)
         self.weights = dict(weights)
         self.no_object_weight = no_object_weight
         self.meters = {"matched_accuracy": RatioMeter()}

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError
 from vitkit.model_zoo import listed_name
 from vitkit.ops.images import pixel_statistics
 from vitkit.protocols.backbone import Backbone, with_defaults
@@ -121,12 +121,15 @@ def _find_backbone_weights(source: str) -> Located | Mapping[str, Any]:
         )
     if located.kind == "timm":
         return _timm_weights(source.removeprefix(TIMM))
+    if located.kind == "run":
+        if not (path := Path(source) / BACKBONE_WEIGHTS).is_file():
+            raise CheckpointError(
+                f"pretrained: '{source}' is not the folder of a pretraining run: expected {BACKBONE_WEIGHTS}, as "
+                "vitkit pretrain writes it. Of another model's run, give its checkpoint to --init or --init-partial."
+            )
+        return Located("checkpoint", str(path))
     try:
-        if located.kind == "run":
-            return Located("checkpoint", str(_find_in_run(Path(source))))
         located.fetch()
-    except ConfigError as error:
-        raise CheckpointError(f"pretrained: {error}") from error
     except CheckpointError as error:
         if located.kind != "url":
             raise
@@ -135,21 +138,6 @@ def _find_backbone_weights(source: str) -> Located | Mapping[str, Any]:
             f"{RANDOM_INSTEAD}."
         ) from error
     return located
-
-
-def _find_in_run(folder: Path) -> Path:
-    """Return the backbone that a run in a folder has learned without labels, for other models.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = folder / BACKBONE_WEIGHTS
-    if not path.is_file():
-        raise ConfigError(
-            f"'{folder}' is not the folder of a pretraining run: expected {BACKBONE_WEIGHTS}, as vitkit pretrain "
-            "writes it. Of another model's run, give its checkpoint to --init or --init-partial."
-        )
-    return path
 
 
 def _timm_weights(name: str) -> dict[str, Tensor]:

@@ -140,14 +140,8 @@ def _check_exists(path: Path) -> None:
     folder = path if os.path.isdir(path) else path.parent
     names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
     others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
-    # `load_weights`, which also takes names, has looked there, while `read_checkpoint` takes files only.
-    is_name = model_zoo.listed_name(str(path)) is not None
-    zoo = (
-        "only a name in model_zoo/index.json; expected a file"
-        if is_name
-        else "nor is it a name in model_zoo/index.json"
-    )
-    raise CheckpointError(f"no checkpoint {str(path)!r}, {zoo}. {others}")
+    zoo = ", only a name of the model zoo; expected a file" if model_zoo.listed_name(str(path)) else ""
+    raise CheckpointError(f"no checkpoint {str(path)!r}{zoo}. {others}")
 
 
 def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
