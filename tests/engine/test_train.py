@@ -225,6 +225,22 @@ def test_early_stopping_leaves_the_best_and_the_last_checkpoint(tmp_path):
     assert [r["metrics"]["bbox/AP"] for r in records(tmp_path / "run", "val")] == [0.2, 0.5, 0.4, 0.3]
 
 
+def test_of_equal_values_the_later_weights_are_the_best_but_not_better(tmp_path):
+    metrics = iter([0.0, 0.0, 0.0, 0.0])
+    _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(metrics)}, patience=3, epochs=6)
+    assert progress.epoch == 4 and progress.worse_in_a_row == 3  # a metric that stays 0 ends the run
+    best, last = (read_checkpoint(tmp_path / "run" / name) for name in (BEST_NAME, LAST_NAME))
+    assert best["progress"]["epoch"] == 4
+    assert all(value.equal(last["model"][name]) for name, value in best["model"].items())
+
+
+def test_epochs_without_an_evaluation_are_not_the_best(tmp_path):
+    metrics = iter([0.5, 0.5, 0.4])
+    options = {"evaluate": lambda model: {"bbox/AP": next(metrics)}, "eval_every": 2, "epochs": 6}
+    run(tmp_path / "run", **options)
+    assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 4
+
+
 def test_early_stopped_run_trains_on_only_with_more_patience(tmp_path, capsys):
     metrics = iter([0.5, 0.4, 0.3, 0.2])
     options = {"evaluate": lambda model: {"bbox/AP": next(metrics)}, "resume": tmp_path / "run" / LAST_NAME}

@@ -181,3 +181,16 @@ def test_only_masked_tokens_count():
     evaluator.update([{"logits": logits, "masked": torch.tensor([False, True, True])}], [target])
     evaluator.gather()
     assert evaluator.compute() == pytest.approx({"perplexity": 1.0, "log_likelihood": 0.0, "token_accuracy": 1.0})
+
+
+@pytest.mark.parametrize(
+    "text", ["私の番号は九八二五九七です。", "我的号码是九八二五九七。", "หมายเลขของฉันคือเก้าแปดสอง"]
+)
+def test_words_without_blanks_are_warned_of(text, caplog):
+    evaluated([text], [text])
+    assert "the references have no blanks between words, so BLEU stays near 0. Set it to zh for Chinese" in caplog.text
+    caplog.clear()
+    evaluated([text], [text], tokenize="char")
+    evaluated([text], [text], metrics=["chrf"])
+    evaluated(["my number is 号"], ["내 번호는 구팔이오구칠입니다 号"])
+    assert not caplog.text

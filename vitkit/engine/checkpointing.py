@@ -53,6 +53,8 @@ class Progress:
     """Number of optimizer steps taken."""
     best: float = -math.inf
     """The best metric so far, negated if lower is better."""
+    best_step: int = 0
+    """Number of optimizer steps at the last evaluation with that value, whose weights are the best."""
     worse_in_a_row: int = 0
     """Number of evaluations since the best one."""
     best_metric: str = ""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -446,9 +447,9 @@ def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
 
 
 def save_epoch(run: TrainRun, best_before: float) -> None:
-    """Save the state after an epoch, also as best.pth if its evaluation has raised the best metric."""
+    """Save the state after an epoch, also as best.pth if its evaluation has reached the best metric."""
     progress = run.progress
-    is_best = progress.best > best_before
+    is_best = progress.best > -math.inf and progress.best_step == progress.step
     is_last = progress.epoch == run.settings.epochs or _should_end(run)
     written = run.checkpoints.save(progress, is_best=is_best, raise_on_error=is_last)
     if is_best and not broadcast_object(BEST_NAME in written):

@@ -1,7 +1,9 @@
 """Text metrics: how close generated text comes to its references, and a language model's perplexity."""
 
 import json
+import logging
 import math
+import re
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +21,16 @@ from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
 
+logger = logging.getLogger("vitkit")
 _NUM_EXAMPLES = 3
 LENGTH_STEP = 5
 """Range of source words per group, for scores by length."""
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
 """Translation metrics: name in configs and results -> name as printed."""
+
+
+_JOINED = re.compile("[\u0e00-\u0edf\u0f00-\u109f\u1780-\u17ff\u3041-\u30ff\u3400-\u9fff]")
+"""Matches letters of scripts without blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese."""
 
 
 class _StoredText(NamedTuple):
@@ -75,7 +82,7 @@ class TextEvaluator(SampleEvaluator):
         metrics: Sequence[str] = tuple(METRICS),
     ):
         super().__init__(dataset)
-        self.lowercase = lowercase
+        self.lowercase, self._tokenize = lowercase, tokenize
         self.smallest_group = smallest_group
         if not metrics or not set(metrics) <= METRICS.keys():
             raise ConfigError(f"evaluator.metrics: got {list(metrics)}; expected one or more of {', '.join(METRICS)}.")
@@ -97,6 +104,8 @@ class TextEvaluator(SampleEvaluator):
         Raises:
             ConfigError: the model's predictions have no text, or the dataset has no references.
         """
+        if not self.stored_predictions:
+            self._warn_of_joined_words("".join(text for target in targets for text in target.get("references", ())))
         for prediction, target in zip(predictions, targets, strict=True):
             if "text" not in prediction or "references" not in target:
                 raise ConfigError(
@@ -105,6 +114,16 @@ class TextEvaluator(SampleEvaluator):
                 )
             sentence = _StoredText(prediction["text"], target["source_text"], list(target["references"]))
             self.stored_predictions.setdefault(int(target["index"]), sentence)
+
+    def _warn_of_joined_words(self, texts: str) -> None:
+        """Warn if BLEU takes sentences for words, and so stays near 0."""
+        by_blanks = "bleu" in self.reported and self._tokenize in ("13a", "intl", "none")
+        if by_blanks and 2 * len(_JOINED.findall(texts)) > len(texts):
+            logger.warning(
+                "evaluator.tokenize=%s: the references have no blanks between words, so BLEU stays near 0. Set it to "
+                "zh for Chinese, ja-mecab for Japanese, or char.",
+                self._tokenize,
+            )
 
     def _compute(self) -> dict[str, float]:
         """Return those in `metrics` of bleu and chrf, in 0..100 as usually published, and exact_match, in 0..1.

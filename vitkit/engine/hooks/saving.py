@@ -43,7 +43,8 @@ class Interrupted(SystemExit):
 class BestMetric(Hook):
     """Keeps the best value of `train.best_metric`; ends a run after `train.patience` evaluations without a better one.
 
-    The trainer saves an epoch as best.pth if its evaluation has raised `progress.best`. An evaluation whose metric has
+    The trainer saves an epoch as best.pth if its evaluation has reached `progress.best`: of equal values, such as a
+    metric that stays 0 at first, the later weights are the best, though not better. An evaluation whose metric has
     no value (see `is_measured`) is neither better nor worse than others: if none has a value, there is no best.pth, and
     last.pth is used.
     """
@@ -86,7 +87,8 @@ class BestMetric(Hook):
             return
         value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
         progress.worse_in_a_row = 0 if value > progress.best else progress.worse_in_a_row + 1
-        progress.best = max(progress.best, value)
+        if value >= progress.best:
+            progress.best, progress.best_step = value, progress.step
         if self.should_end(run):
             print_line(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
 
