@@ -235,3 +235,22 @@ def test_optimizer_accepts_the_settings_of_the_paper():
     spec = dict(type="AdamW", lr=7e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
     (group,) = OPTIMIZERS.build(spec, model=nn.Linear(2, 2)).param_groups
     assert group["betas"] == (0.9, 0.98) and group["eps"] == 1e-9
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "CosineLR", "warmup_steps": 21},
+        {"type": "InverseSqrtLR", "warmup_epochs": 2.1},
+        {"type": "ConstantLR", "warmup_steps": 200},
+        {"type": "FlatCosineLR", "warmup_steps": 21, "flat_until_epoch": 3},
+    ],
+    ids=lambda spec: spec["type"],
+)
+def test_warm_up_of_more_than_half_of_the_run_is_said(spec, caplog):
+    curve(spec)
+    count = spec.get("warmup_steps", 21)
+    assert f"schedule: the warm-up has {count} of the run's 40 steps. Shorten it" in caplog.text
+    caplog.clear()
+    curve({"type": "CosineLR", "warmup_steps": 20})
+    assert not caplog.text

@@ -1,5 +1,6 @@
 """Learning-rate schedules with warm-up, built on torch's own: one learning rate per optimizer step."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,13 +11,19 @@ from vitkit.engine.optimizers import BACKBONE
 from vitkit.errors import ConfigError
 from vitkit.registry import SCHEDULES
 
+logger = logging.getLogger("vitkit")
 
-def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:
+
+def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int, run_epochs: int) -> int:
     if steps and epochs:
         raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
     if steps < 0 or epochs < 0:
         raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected at least 0.")
-    return steps or round(epochs * steps_per_epoch)
+    steps, total = steps or round(epochs * steps_per_epoch), run_epochs * steps_per_epoch
+    if steps > total / 2:
+        text = "schedule: the warm-up has %d of the run's %d steps. Shorten it (schedule.warmup_…), or train longer."
+        logger.warning(text, steps, total)
+    return steps
 
 
 def _with_warmup(optimizer: Optimizer, schedule: Callable[[], LRScheduler], warmup_steps: int) -> LRScheduler:
@@ -32,7 +39,7 @@ def constant_lr(
     optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0, warmup_epochs: float = 0.0
 ) -> LRScheduler:
     """Keep the rate as it is after the warm-up."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
     return _with_warmup(optimizer, lambda: LambdaLR(optimizer, lambda step: 1.0), warmup_steps)
 
 
@@ -48,7 +55,7 @@ def multi_step_lr(
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
     """Multiply the rate by `gamma` after each of `drop_at_epochs`; fractions of epochs are rounded to steps."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
     # torch counts a schedule's steps from the end of the warm-up.
     drops = [max(1, round(epoch * steps_per_epoch) - warmup_steps) for epoch in drop_at_epochs]
     return _with_warmup(optimizer, lambda: MultiStepLR(optimizer, drops, gamma=gamma), warmup_steps)
@@ -75,7 +82,7 @@ def cosine_lr(
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
     """Decrease the rate along half a cosine, from the full rate down to `end_factor` of it at the last step."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: _Cosine(optimizer, steps, end_factor), warmup_steps)
 
@@ -133,7 +140,7 @@ def flat_cosine_lr(
         flat_name, flat_until_epoch = f"flat_until_share={flat_until_share:g}", flat_until_share * epochs
     else:
         flat_name = f"flat_until_epoch={flat_until_epoch:g}"
-    warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
     cosine_until_epoch = epochs if cosine_until_epoch is None else cosine_until_epoch
     flat_until, cosine_until = (round(epoch * steps_per_epoch) for epoch in (flat_until_epoch, cosine_until_epoch))
     if not 0 <= warmup <= flat_until < cosine_until <= epochs * steps_per_epoch:
@@ -157,7 +164,7 @@ def poly_lr(
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
     """Decrease the rate as (1 - progress) ** power, as usual for semantic segmentation."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: PolynomialLR(optimizer, steps, power=power), warmup_steps)
 
@@ -180,7 +187,7 @@ def inverse_sqrt_lr(
     Raises:
         ConfigError: there is no warm-up, which determines the decrease.
     """
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
     if warmup_steps < 1:
         raise ConfigError("warmup_steps=0: expected at least 1, for example the paper's 4000.")
     return _InverseSqrt(optimizer, warmup_steps)
@@ -237,4 +244,5 @@ def two_stage_warmup_poly_lr(
             f"warmup_steps={warmup_steps} and backbone_warmup_steps={backbone_warmup_steps}: expected values "
             f"of at least 0 whose sum is below the run's {total} steps."
         )
+    _warmup_steps(warmup_steps + backbone_warmup_steps, 0.0, steps_per_epoch, epochs)
     return _TwoStageWarmup(optimizer, total, warmup_steps, backbone_warmup_steps, power)
