@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from vitkit.apps.datasets.mirroring import find_mirrored_texts
 from vitkit.apps.doctor.doctor_input import DoctorCase
 from vitkit.apps.doctor.images import image_issues, map_issues
 from vitkit.apps.doctor.issues import Issue, enumerate_items
@@ -173,6 +174,9 @@ def text(case: DoctorCase) -> Iterator[Issue]:
             )
             yield Issue("captions per image", "ok" if len(per_image) == 1 else "note", fractions, where)
             yield from _line_issues([caption for references in captions for caption in references], "captions", where)
+        if dataset is not None and (mirrored := find_mirrored_texts(dataset)):
+            message = f"the transforms flip images, which makes {' and '.join(map(repr, mirrored))} wrong: set "
+            yield Issue("mirrored texts", "warn", f"{message}flip_probability=0.0", where, {"texts": mirrored})
 
 
 def _line_issues(lines: Sequence[str], name: str, where: str) -> Iterator[Issue]:

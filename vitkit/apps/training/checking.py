@@ -1,17 +1,41 @@
-"""Checks a config as far as a training goes before its first step."""
+"""Checks a config as far as a training goes before its first step, and what training data do not go with."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from vitkit.apps.datasets.mirroring import find_mirrored_texts
 from vitkit.config.load import Config
 from vitkit.config.paths import make_data_paths_absolute
-from vitkit.engine.hooks import default_hooks
+from vitkit.data.loading.transformed import TransformedLoader
+from vitkit.distributed import is_main
+from vitkit.engine.hooks import Hook, default_hooks
+from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import RunFolder
 from vitkit.engine.settings import require
 from vitkit.engine.trainer import REQUIRED, build_run, choose_precision
 from vitkit.logging import print_line
 from vitkit.weights.locate import Located
+
+logger = logging.getLogger("vitkit")
+
+
+class MirroredTexts(Hook):
+    """Warns of texts of the training data that say left or right, if its transforms flip images."""
+
+    @contextmanager
+    def during_training(self, run: TrainRun) -> Iterator[None]:
+        """Warn once, before the first step."""
+        loader = run.loader.loader if isinstance(run.loader, TransformedLoader) else run.loader
+        if is_main() and (texts := find_mirrored_texts(loader.dataset)):
+            logger.warning(
+                "data.train.transforms: flip images, which makes texts such as %s wrong. Set flip_probability=0.0.",
+                " and ".join(map(repr, texts)),
+            )
+        yield
 
 
 def check_training(
@@ -28,4 +52,6 @@ def check_training(
     folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
     run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
     default_hooks(run.settings)
+    with MirroredTexts().during_training(run):
+        pass
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")
