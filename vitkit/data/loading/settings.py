@@ -189,7 +189,7 @@ class DataSettings:
             spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
         )
         if self.prompts is not None:
-            if not isinstance(dataset, Dataset) or dataset.collate is not None:
+            if dataset.collate is not None:
                 raise ConfigError(
                     f"data.prompts: {key} is a {type(dataset).__name__}, which has no images with boxes. Leave it out."
                 )
