@@ -179,10 +179,11 @@ def find_model(
         ConfigError: there is no such model, or its config is wrong.
         CheckpointError: the checkpoint cannot be read, or holds no config.
     """
-    # What is wrong with the source is said before weights are downloaded.
-    model = None if isinstance(source, Mapping) else _locate_model(source)
-    if model is None or model.kind == "config":
-        config = source if model is None else load_config(Path(source), overrides, trust=trust)
+    if isinstance(source, Mapping):
+        return FoundModel(source, None if weights is None else find_usable(weights, trust=trust))
+    model = _locate_model(source)
+    if model.kind == "config":
+        config = load_config(Path(source), overrides, trust=trust)  # its errors before any weights are downloaded
         return FoundModel(config, None if weights is None else find_usable(weights, trust=trust))
     if weights is not None and model.kind in FILE_KINDS:
         raise ConfigError(
