@@ -20,6 +20,7 @@ import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import Predictor, find_model
+from vitkit.apps.training.api import find_start
 from vitkit.engine.build import build_model
 from vitkit.weights import hub, tokenizer_files, transformers_folder
 
@@ -161,13 +162,14 @@ def test_all_files_of_sharded_weights_are_downloaded(repositories, monkeypatch):
     assert torch.equal(again.backbone.pos_embed, model.backbone.pos_embed)
 
 
-def test_an_architecture_that_vitkit_lacks_is_refused_before_its_weights_are_fetched(repositories):
+@pytest.mark.parametrize("find", [vitkit.load, find_start], ids=["load", "start of a run"])
+def test_an_architecture_that_vitkit_lacks_is_refused_before_its_weights_are_fetched(repositories, find):
     config = dict(model_type="yolos", architectures=["YolosForObjectDetection"])
     repositories["others/yolos"] = {"config.json": json.dumps(config).encode(), "model.safetensors": b"large"}
     with pytest.raises(
         ConfigError, match="'yolos' .architectures: YolosForObjectDetection.* Known: bert, d_fine, deformable_detr"
     ):
-        vitkit.load("hf:others/yolos")
+        find("hf:others/yolos")
     assert repositories["asked"] == ["config.json"]
 
 
