@@ -101,6 +101,21 @@ def test_bars_are_the_probabilities_and_lines_the_scores_of_phrases(figures, tmp
     assert [bar.get_height() for bar in axes[1].patches[:7]] == pytest.approx([1 / 7] * 7)
 
 
+def test_a_query_that_reads_another_phrase_more_than_its_own_is_noted(predictor, tmp_path, monkeypatch):
+    attention = attention_by_hand(["<s>", "red", "star", ".", "cat", ".", "</s>"], [-1, 0, 0, -1, 1, -1, -1])
+    assert attention.most_read(0) == 0  # of equal ones the first
+    attention.reads[0, :, 0] = torch.tensor([0.0, 0.2, 0.2, 0.2, 0.3, 0.1, 0.0])  # 0.4 on two words, 0.3 on one
+    assert attention.read_per_word(0, 0) == pytest.approx(0.2) and attention.most_read(0) == 1
+    other = {2: False, 3: True}  # which of the queries reads the phrase that it is not called by
+
+    def most_read(attention, query):
+        return abs(other[query] - int(attention.scores[query].argmax()))
+
+    monkeypatch.setattr(PromptAttention, "most_read", most_read)
+    result = vitkit.explain(predictor, image=IMAGE, text="c . a b .", queries=[2, 3], out=tmp_path)
+    assert [note.split(":")[0] for note in result.notes if "it reads" in note] == ["query 3"]
+
+
 def test_of_a_long_prompt_the_phrases_of_boxes_and_the_best_ones_are_drawn():
     words, phrase_of = ["<s>"], [-1]
     for phrase in range(60):

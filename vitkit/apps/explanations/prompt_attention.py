@@ -44,6 +44,14 @@ class PromptAttention:
         """Return the fraction of a query's attention in the last layer that is on a phrase's words."""
         return float(self.reads[-1, :, query][:, self.phrase_of == phrase].sum(-1).mean())
 
+    def read_per_word(self, query: int, phrase: int) -> float:
+        """Return the mean fraction of a query's attention in the last layer that one of a phrase's words gets."""
+        return self.on_phrase(query, phrase) / len(self.words_of(phrase))
+
+    def most_read(self, query: int) -> int:
+        """Return the phrase whose words a query attends to most in the last layer, by the mean of a phrase's words."""
+        return max(range(len(self.phrases)), key=lambda phrase: self.read_per_word(query, phrase))
+
     def ratio(self, word: int, region: Tensor) -> float:
         """Return a word's attention in a region of the image, (H, W) bool, relative to uniform attention."""
         return sum(float((x.ratios(word, region) * x.heads[:, word].sum((-2, -1))).mean()) for x in self.looks)

@@ -41,8 +41,13 @@ def explain_prompt(predictor: Predictor, image: np.ndarray, request: ExplainRequ
         rows = attention.reads[:, :, chosen].numpy()
         draw_heads(rows, names, attention.words, result.file("prompt_heads.png"), title="What queries read, by layer")
         for query, name in zip(chosen, names):
-            fraction = attention.on_phrase(query, int(queries.labels[query]))
+            label, read = int(queries.labels[query]), attention.most_read(query)
+            fraction = attention.on_phrase(query, label)
             result.numbers[f"{name}: fraction of its attention to the prompt on this phrase"] = fraction
+            if read != label:
+                more, less = (attention.read_per_word(query, phrase) for phrase in (read, label))
+                other = attention.phrases[read]
+                result.notes.append(f"{name}: it reads {other!r} more ({more:.2f} a word) than its own ({less:.2f})")
     else:
         result.notes.append("no figure of what queries read in the prompt: only locations attend to its words")
     if attention.looks:
