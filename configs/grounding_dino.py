@@ -78,6 +78,7 @@ def config(
                 type="GroundingDINOHead", d_model=256, num_heads=8, num_points=4, d_ffn=2048, dropout=0.0,
                 num_encoder_layers=6, num_decoder_layers=6, scale=is_mm, bias=is_mm, share_heads=not is_mm,
                 fusion_drop_path=0.0 if is_mm else 0.1, fusion_dropout=0.1 if is_mm else 0.0,
+                box_eps=1e-5 if is_mm else 1e-3,
             ),
             training_queries=[
                 dict(type="TextDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),

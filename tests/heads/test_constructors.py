@@ -27,6 +27,7 @@ WORDS = {
         **DEFORMABLE,
         share_heads=False,
         look_forward_twice=False,
+        box_eps=1e-5,
         scale=True,
         bias=True,
         fusion_drop_path=0.2,

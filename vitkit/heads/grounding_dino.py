@@ -30,7 +30,7 @@ from vitkit.nn.layers import Linear, init_xavier
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import BoxSelection
-from vitkit.nn.refining_decoder import RefiningDecoder
+from vitkit.nn.refining_decoder import LOGIT_EPS, RefiningDecoder
 from vitkit.nn.transformer import TransformerEncoderLayer
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
@@ -66,6 +66,8 @@ class GroundingDINOHead(QueryHead):
         bias: whether logits have a learned bias, which starts from a probability of 0.01.
         share_heads: whether all decoder layers predict with the same heads.
         look_forward_twice: whether the loss of a layer's boxes also trains the previous layer.
+        box_eps: distance to 0 and 1 to which coordinates are clamped before a box is predicted around them; 1e-5 in
+            MM-Grounding-DINO.
     Raises:
         ConfigError: a map does not have `d_model` channels, or there are no queries.
     """
@@ -93,6 +95,7 @@ class GroundingDINOHead(QueryHead):
         bias: bool = False,
         share_heads: bool = True,
         look_forward_twice: bool = True,
+        box_eps: float = LOGIT_EPS,
     ):
         super().__init__()
         check_channels("GroundingDINOHead", feature_info, d_model)
@@ -110,7 +113,9 @@ class GroundingDINOHead(QueryHead):
         self.level_embed = nn.Parameter(torch.empty(num_levels, d_model))
         self.encoder = FeatureEnhancer(num_encoder_layers, d_model, num_levels, **layer, fusion=fusion)
         layers = [TextDecoderLayer(d_model, num_levels, **layer) for _ in range(num_decoder_layers)]
-        self.decoder = RefiningDecoder(layers, d_model, num_predictors, look_forward_twice=look_forward_twice)
+        self.decoder = RefiningDecoder(
+            layers, d_model, num_predictors, look_forward_twice=look_forward_twice, prediction_eps=box_eps
+        )
         self.class_embed = nn.ModuleList(class_head() for _ in range(num_predictors))
         self.proposals = BoxSelection("Grounding DINO", d_model, class_head, num_queries)
         nn.init.normal_(self.level_embed)
@@ -233,7 +238,8 @@ class FeatureEnhancer(nn.Module):
         text_padding = padding_bias(text.padding_mask, dtype)
         reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(x.shape[0], -1, -1, -1)
         # Every head reads its own image's mask. The originals repeat masks over heads before images, so that in a batch
-        # of different prompts most heads of their text layers read the mask of another one.
+        # of different prompts most heads of their text layers read the mask of another one. And the fusion masks padded
+        # text, as Grounding DINO's does; MM-Grounding-DINO's code means to, but its mask adds 1 to every score.
         for fusion, text_layer, image_layer in zip(self.fusion_layers, self.text_layers, self.layers):
             x, words = fusion(x, words, image_padding, text_padding)
             words = text_layer(words, text_positions, bias=bias)

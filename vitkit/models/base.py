@@ -193,7 +193,6 @@ class DensePredictionModel(ModelOnBackbone):
                 logger.info("%s%s is used only in training, and %s: it is newly initialized", start, part, difference)
             for key in theirs:
                 del state[key]
-            state |= ours
 
 
 class Detector(DensePredictionModel):

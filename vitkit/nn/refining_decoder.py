@@ -20,11 +20,20 @@ class RefiningDecoder(nn.Module):
         layers: called as `DeformableDecoderLayer` is.
         num_predictors: number of box heads; 1: all layers share it.
         look_forward_twice: whether the loss of a layer's boxes also trains the previous layer (section 3.5).
+        prediction_eps: `LOGIT_EPS` of the boxes that layers predict; those that the next layer attends in keep that.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], d_model: int, num_predictors: int, *, look_forward_twice: bool):
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        d_model: int,
+        num_predictors: int,
+        *,
+        look_forward_twice: bool,
+        prediction_eps: float = LOGIT_EPS,
+    ):
         super().__init__()
-        self.look_forward_twice = look_forward_twice
+        self.look_forward_twice, self.prediction_eps = look_forward_twice, prediction_eps
         self.layers = nn.ModuleList(layers)
         self.bbox_embed = nn.ModuleList(box_head(d_model) for _ in range(num_predictors))
         self.norm = nn.LayerNorm(d_model)
@@ -58,7 +67,8 @@ class RefiningDecoder(nn.Module):
                 bias=queries.bias,
             )
             states, bbox_embed = self.norm(x), self.bbox_embed[i % len(self.bbox_embed)]
-            decoded.append((states, references, boxes_around(predicted_from, bbox_embed(states), eps=LOGIT_EPS)))
+            predicted = boxes_around(predicted_from, bbox_embed(states), eps=self.prediction_eps)
+            decoded.append((states, references, predicted))
             if i + 1 < len(self.layers):
                 refined = boxes_around(references, bbox_embed(x), eps=LOGIT_EPS)
                 references = refined.detach()

@@ -164,6 +164,8 @@ def load_weights(
     new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
+    unknown = (key.split(".") for key in expected if key.startswith("training_queries.") and key not in state)
+    report.new_parts += dict.fromkeys(f"{start}.{name}." for start, name, *_ in unknown)
     state = _without_unused(model, state, expected, report)
     state = _keep_fitting(report, model, state, expected, origin, strict=strict, partial=partial)
     check_hidden_settings(model, checkpoint, name, spec=spec, zoo_name=zoo_name, only_start=new_class_head)

@@ -87,6 +87,8 @@ def convert(
         raise ConfigError(f"convert: precision {precision!r}: a folder has fp32. Write a {' or '.join(ENDINGS)} file.")
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
     loaded = load(config, weights, training_queries=True)
+    if not any(key.startswith("training_queries.") for key in loaded.report.loaded):
+        loaded = load(config, weights)  # without those of training, which would be random
     check_not_exported(loaded, "convert")
     if out.suffix not in ENDINGS:
         measured, name = read_metrics(weights), out.resolve().name

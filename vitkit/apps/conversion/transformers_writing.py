@@ -44,7 +44,7 @@ _NOT_COMPARED = (
     *("pretrained", "frozen_stages", "frozen_stem", "freeze_detr", "drop_path", "dropout", "position_std"),
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
     *("training_queries", "pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "decoding"),
-    *("num_detections", "mask_id", "mask_share", "word_vectors", "tokenizer", "vocabulary_size", "frozen"),
+    *("num_detections", "mask_id", "mask_share", "word_vectors", "tokenizer", "vocabulary_size", "frozen", "box_eps"),
 )
 """Arguments that are not compared: those of training, those that follow from the weights, and those of pre- and
 post-processing."""

@@ -63,6 +63,7 @@ def _read(settings: Settings, name: str) -> tuple[str, Section]:
             type="GroundingDINOHead",
             scale=mm,
             bias=mm,
+            box_eps=1e-5 if mm else 1e-3,
             share_heads=bool(settings.get("decoder_bbox_embed_share", True)),
         ),
     )
