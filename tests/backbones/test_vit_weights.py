@@ -9,6 +9,7 @@ from helpers.vit_models import SMALL, build, images, randomize
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
+from torch.nn import functional
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.registry import BACKBONES
@@ -251,3 +252,21 @@ def test_mae_weights_initialize_a_classifier_with_another_norm(tmp_path):
     )
     assert load_pretrained(model) == str(tmp_path / "mae.pth")
     torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, state["blocks.2.mlp.fc2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "antialias"),
+    [({}, True), ({"positions": "sincos"}, False), ({"distilled": True}, False)],
+    ids=["timm", "MAE", "DeiT"],
+)
+def test_positions_are_resized_as_by_the_original(options, antialias):
+    """MAE's and DeiT's fine-tuning at another size is plain bicubic (util/pos_embed.py; DeiT's main.py)."""
+    large = build(dict(type="ViT", **SMALL | {"image_size": 64}, **options))
+    small = build(dict(type="ViT", **SMALL, **options))
+    table = torch.randn(large.pos_embed.shape, generator=torch.Generator().manual_seed(2))
+    load_weights(small, large.state_dict() | {"pos_embed": table})
+    count = small.num_positioned
+    maps = table[:, count:].mT.unflatten(2, (8, 8))
+    expected = functional.interpolate(maps, size=(4, 4), mode="bicubic", align_corners=False, antialias=antialias)
+    torch.testing.assert_close(small.pos_embed[:, count:], expected.flatten(2).mT)
+    torch.testing.assert_close(small.pos_embed[:, :count], table[:, :count])

@@ -162,7 +162,8 @@ class ViT(BackboneBase):
             are stored like those of "all"; rotations of the patches' queries and keys in every block ("rotary",
             DINOv3); or "none". For relative positions use `ViTDet`.
         position_offset: positions are resampled for other sizes as in DINO, which has 0.1: without antialiasing, as if
-            there were this fraction of a patch more; 0: with antialiasing.
+            there were this fraction of a patch more; 0: with antialiasing as in timm, or without it where the original
+            has none: MAE's positions ("sincos"), and DeiT's with a distillation token.
         rotary_rescale: in training, the coordinates of "rotary" are multiplied by a log-uniform random factor between
             the inverse of this number and the number itself; DINOv3 was trained with 2.
         class_token: whether there is a class token.
@@ -244,7 +245,7 @@ class ViT(BackboneBase):
             raise ConfigError(f"stem.in_channels={in_channels(stem)}: expected in_channels={self.in_channels}.")
         self.patch_embed = PatchEmbedding(patch_size, d_model, stem, self.in_channels)
         self.position_offset = position_offset
-        self.antialias = self.antialias and not position_offset
+        self.antialias = self.antialias and not (position_offset or positions == "sincos" or distilled)
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
         self.blocks = nn.ModuleList(
