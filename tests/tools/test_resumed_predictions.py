@@ -103,6 +103,59 @@ def test_failed_inputs_are_predicted_again_when_resumed_and_others_are_not(photo
     assert len(list(Path("out/yolo/labels").rglob("*.txt"))) == NUM_IMAGES
 
 
+def test_a_photo_that_was_replaced_is_predicted_again_when_resumed(photos, capsys):
+    run("out")
+    shutil.copy("photos/03.jpg", "photos/06.jpg")
+    run("out", folder="--resume")
+    assert "1 input changed since: predicted again" in capsys.readouterr().out
+    run("whole")
+    assert Path("out/predictions.json").read_bytes() == Path("whole/predictions.json").read_bytes()
+    assert Path("out/06.jpg").read_bytes() == Path("whole/06.jpg").read_bytes()
+
+
+def test_a_second_command_into_one_folder_ends_in_a_line_that_names_the_first(photos, monkeypatch):
+    add, errors = Journal.add, []
+
+    def interrupted(journal, index, entry):
+        for options in ((), ("--overwrite",), ("--batch-size", "2")) if not errors else ():
+            with pytest.raises(SystemExit) as error:
+                predict.main(["run", "--input", "photos", "--out", "out", "--device", "cpu", *options])
+            errors.append(str(error.value))
+        add(journal, index, entry)
+
+    monkeypatch.setattr(Journal, "add", interrupted)
+    run("out")
+    assert len(errors) == 3 and all(f"'predictions.jsonl' (process {os.getpid()} on " in error for error in errors)
+    run("whole")
+    assert files("out") == files("whole")
+
+
+def test_lines_of_another_model_are_not_merged_where_nothing_is_locked(photos, monkeypatch):
+    add = Journal.add
+
+    def replaced(journal, index, entry):
+        settings = json.loads(Path("out/predictions_settings.json").read_text())
+        Path("out/predictions_settings.json").write_text(json.dumps(settings | {"weights": "another"}))
+        add(journal, index, entry)
+
+    monkeypatch.setattr(Journal, "add", replaced)
+    with pytest.raises(SystemExit, match='were made with weights "another", and now it is'):
+        predict.main(["run", "--input", "photos", "--out", "out", "--device", "cpu"])
+    assert not Path("out/predictions.json").exists()
+
+
+def test_a_video_that_was_replaced_is_not_continued(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(DETR, "ShapesDetection")
+    make_video("a.mp4")
+    kill(1, "out", inputs="a.mp4")
+    frames = Path("out/a_frames.jsonl").read_text().splitlines(keepends=True)
+    Path("out/a_frames.jsonl").write_text("".join(frames).replace('"frame"', '"other"'))
+    os.utime("a.mp4", (0, 0))
+    predict.main(["run", "--input", "a.mp4", "--device", "cpu", "--json-threshold", "0", "--resume", "out"])
+    assert Path("out/a_frames.jsonl").read_text().splitlines(keepends=True) == frames
+
+
 def test_shards_are_merged_by_the_last_one(photos, capsys):
     run("whole", "--batch-size", "2")
     options = ("--batch-size", "2", "--shard")

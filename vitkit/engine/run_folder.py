@@ -127,6 +127,12 @@ def find_repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, defau
     return None
 
 
+def describe_process() -> str:
+    """Return what a locked file says of the process that has locked it, now."""
+    now = datetime.datetime.now().astimezone()
+    return f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M:%S %Z}"
+
+
 class FolderLock:
     """A lock on the folder that this process writes a run into, held until `release`: on its file `.lock`.
 
@@ -178,10 +184,10 @@ class FolderLock:
                 f"machine is gone and a network file system has kept the lock, remove {self._lock}."
             ) from error
         with suppress(OSError):  # a lock can be held even if the disk is full
-            now = datetime.datetime.now().astimezone()
-            owner = f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M:%S %Z}"
             self._file.truncate(0)
-            os.write(self._file.fileno(), owner.encode())  # unbuffered, as closing would otherwise try to write again
+            os.write(
+                self._file.fileno(), describe_process().encode()
+            )  # unbuffered, as closing would otherwise try to write again
 
     def _owner(self) -> str:
         """Return the text that the process holding the lock writes into the file shortly after locking it."""

@@ -10,21 +10,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch.hub import tqdm
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import write_atomically
-
-try:
-    import fcntl  # only available on Unix
-except ImportError:
-    fcntl = None
+from vitkit.io.local_cache import hold_lock
 
 logger = logging.getLogger("vitkit")
 
@@ -64,7 +58,7 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        with _hold(part):
+        with hold_lock(part, f"{path}: waiting for another process, which is downloading it"):
             if path.is_file():  # another process has downloaded it in the meantime
                 _check(path, path, checksum, url)
                 return path
@@ -87,47 +81,6 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             f"what has arrived is kept in {path.name}.part."
         ) from error
     return path
-
-
-@contextmanager
-def _hold(part: Path) -> Iterator[None]:
-    """Hold the unfinished download of a file for this process, after waiting for the one that is downloading it.
-
-    The system releases the lock when a process ends, even by SIGKILL, so that its part can be continued. Where there
-    are no locks, nothing is held.
-    """
-    if fcntl is None:
-        yield
-        return
-    while True:
-        with part.open("ab") as file:
-            _lock(file, part)
-            if not _is_at(file, part):  # Whoever held it has completed or removed the file.
-                continue
-            try:
-                yield
-            finally:
-                if _is_at(file, part) and not part.stat().st_size:
-                    part.unlink()
-            return
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Return whether an open file is the one at `path`, which others may remove or replace at any time."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock(file: BinaryIO, part: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        logger.info("%s: waiting for another process, which is downloading it", part.with_suffix(""))
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        logger.debug("%s: the file system has no locks (%s)", part, error.strerror)
 
 
 def _name_in(url: str) -> str:

@@ -1,12 +1,13 @@
 """The lines of what is predicted, from which a killed prediction goes on."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vitkit.apps.inference.journal import SETTINGS_NAME, Journal, Lines, Shard
+from vitkit.apps.inference.journal import SETTINGS_NAME, Journal, Lines, Shard, states_of
 from vitkit.apps.inference.writing import Output, find_share
 from vitkit.errors import ConfigError, DataError
 
@@ -88,11 +89,54 @@ def test_earlier_lines_are_neither_mixed_nor_lost(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.jsonl", SETTINGS_NAME]
 
 
-def test_two_processes_do_not_write_the_same_lines(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(Shard(), Shard()), (Shard(1, 2), Shard(1, 2)), (Shard(1, 2), Shard()), (Shard(), Shard(1, 2))],
+)
+def test_two_processes_do_not_write_the_same_results(tmp_path, first, second, options):
     pytest.importorskip("fcntl")
-    error = pytest.raises(ConfigError, match="another process is writing 'predictions.jsonl'")
-    with Journal(tmp_path, Shard(), SETTINGS), error:
-        Journal(tmp_path, Shard(), SETTINGS, resume=True)
+    with Journal(tmp_path, first, SETTINGS) as journal:
+        journal.add(0, {"image": "0.jpg"})
+        with pytest.raises(ConfigError, match=rf"writing '{first.file_name}' \(process {os.getpid()} on .* since 20"):
+            Journal(tmp_path, second, {}, **options)
+        journal.add(1, {"image": "1.jpg"})
+        assert names(Lines(tmp_path, 2).images) == ["0.jpg", "1.jpg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [first.file_name, SETTINGS_NAME]
+    write(tmp_path, {1: "image"}, second, resume=True)
+
+
+def test_shards_of_one_number_write_at_once_and_locks_of_killed_processes_are_removed(tmp_path):
+    (tmp_path / ".predictions.jsonl.lock").write_text("process 1 on another machine")
+    with Journal(tmp_path, Shard(0, 2), SETTINGS), Journal(tmp_path, Shard(1, 2), SETTINGS):
+        pass
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_input_that_was_changed_since_does_not_count(tmp_path):
+    paths = [tmp_path / f"{name}.jpg" for name in "abc"]
+    for path in paths:
+        path.write_bytes(b"old")
+    folder, old = tmp_path / "out", states_of([*paths, tmp_path / "none"])
+    with Journal(folder, Shard(), SETTINGS) as journal:
+        for index, kind in enumerate(("image", "failed", "started")):
+            journal.add(index, {kind: paths[index].name, "error": "none", "state": f"{old[index]:x}"})
+    lines = Lines(folder, 4, old)
+    assert names(lines.images) == ["a.jpg"] and names(lines.failures) == ["b.jpg"] and lines.started[2]
+    for path in paths:
+        path.write_bytes(b"new!")
+    lines = Lines(folder, 4, states_of([*paths, tmp_path / "none"]))
+    assert not lines.done.any() and not lines.started.any() and not len(lines.failures)
+    assert (lines.num_changed, lines.num_missing) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"index": 0, "image": "a" "b"}\n', b'{"index": 9, "image": "a"}\n', b"[]\n", b"{}\n"]
+)
+def test_a_line_that_is_not_sound_is_predicted_again(tmp_path, line):
+    write(tmp_path, {1: "image"})
+    (tmp_path / "predictions.jsonl").write_bytes(line + (tmp_path / "predictions.jsonl").read_bytes())
+    assert Lines(tmp_path, 2).done.tolist() == [False, True]
 
 
 def test_an_error_before_the_first_line_leaves_nothing(tmp_path):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
-from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard
+from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard, states_of
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import OnFailure, Predictor, failure_line
@@ -106,25 +106,29 @@ def predict_files(
         output = replace(output, folder=make_new_folder(Path("runs/predict")))
     if output.labels is not None:
         check_labels(predictor, images, videos)
+    check_inputs_stay(predictor, images, videos, output)
     named = [*images, *videos]
-    done = Lines(output.folder, len(named)).done if output.resume else np.zeros(len(named), bool)
-    indices = find_share(len(images), len(videos), output, done)
-    num_images = sum(index < len(images) for index in indices)
-    my_images, my_videos = ([named[k] for k in part] for part in (indices[:num_images], indices[num_images:]))
-    written = check_files_stay(predictor, named, my_images, my_videos, output)
-    output.folder.mkdir(parents=True, exist_ok=True)
-    if predictor.finds_objects and output.threshold is None:
-        print(f"objects from {predictor.thresholds}")
-    if done.any():
-        print(f"resuming {output.folder}: {int(done.sum())} of {pluralize(len(named), 'inputs')} are done")
-    index_of = {str(named[k][0]): k for k in indices}
+    states = states_of(path for path, _ in named)
     settings = describe_settings(predictor, name, overrides, inputs, named, output, tiling)
     with Journal(output.folder, output.shard, settings, resume=output.resume, overwrite=output.overwrite) as journal:
+        lines = Lines(output.folder, len(named) if output.resume else 0, states)
+        done = lines.done if output.resume else np.zeros(len(named), bool)
+        indices = find_share(len(images), len(videos), output, done)
+        num_images = sum(index < len(images) for index in indices)
+        my_images, my_videos = ([named[k] for k in part] for part in (indices[:num_images], indices[num_images:]))
+        written = check_earlier_stay(predictor, my_images, my_videos, output)
+        if predictor.finds_objects and output.threshold is None:
+            print(f"objects from {predictor.thresholds}")
+        if done.any():
+            print(f"resuming {output.folder}: {int(done.sum())} of {pluralize(len(named), 'inputs')} are done")
+        if lines.num_changed:
+            print(f"{pluralize(lines.num_changed, 'inputs')} changed since: predicted again")
         if output.resume:  # other shards may be merging the results
             remove_left_over(written if output.shard.of == 1 else written[1:])
+        index_of = {str(named[k][0]): k for k in indices}
 
         def write(path: str, entry: Mapping[str, Any]) -> None:
-            journal.add(index_of[path], entry)
+            journal.add(index_of[path], {**entry, "state": f"{states[index_of[path]]:x}"})
 
         def leave_out(path: str, error: Exception) -> None:
             line = failure_line(path, error)
@@ -135,26 +139,35 @@ def predict_files(
         def is_new(prediction: Prediction) -> bool:
             return not done[index_of[prediction.name]]
 
+        def predict_part(predictor: Predictor, path: Path, name: str, output: Output) -> dict[str, Any]:
+            if predictor.sampling is not None:
+                return predict_clips(predictor, path, name, output)
+            is_same = output.resume and bool(lines.started[index_of[str(path)]])
+            write(str(path), {"started": str(path)})
+            return predict_frames(predictor, path, name, replace(output, resume=is_same), tiling=tiling)
+
         if my_images:
             predict_images(predictor, my_images, output, tiling, write, leave_out, is_new)
-        if my_videos:
-            predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
-            predict_videos(predict, predictor, my_videos, output, write, leave_out)
-    return collect(predictor, name, images, videos, output, journal)
+        predict_videos(predict_part, predictor, my_videos, output, write, leave_out)
+        return collect(predictor, name, images, videos, output, journal, states)
 
 
 def collect(
-    predictor: Predictor, name: str, images: Named, videos: Named, output: Output, journal: Journal
+    predictor: Predictor, name: str, images: Named, videos: Named, output: Output, journal: Journal, states: np.ndarray
 ) -> Path | None:
     """Merge the results of all processes; return the path of the JSON, or None if others have not finished.
 
     Raises:
+        ConfigError: another process has predicted into the folder in another way.
         DataError: no input could be predicted; or, after everything is written, some could not.
     """
     num_inputs = len(images) + len(videos)
-    lines = Lines(output.folder, num_inputs)
-    if lines.num_missing:
+    journal.check_settings()
+    lines = Lines(output.folder, num_inputs, states)
+    if lines.num_missing or lines.num_changed:
         print(f"shard {output.shard} is done; {lines.num_missing} of {num_inputs} inputs are left to the others")
+        if lines.num_changed:
+            print(f"{lines.num_changed} were changed since they were predicted: go on with --resume {output.folder}")
         return None
     if len(lines.failures) == num_inputs:
         error = next(iter(lines.failures))["error"]
@@ -322,30 +335,38 @@ def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:
         )
 
 
-def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: Named, output: Output) -> list[Path]:
-    """Check that no file to write is one of the inputs, or there already; return the files to write.
-
-    Args:
-        named: all inputs.
-        images, videos: those that this process predicts.
-    Raises:
-        DataError: a drawing or a map would overwrite an input or be written elsewhere, through a link, or an earlier
-            prediction would be replaced.
-    """
-    is_written = output.draw or {"panoptic", "semantic"} & {*predictor.tasks}
-    inputs = {os.path.realpath(path): path for path, _ in named if is_written}  # Path.resolve fails at circular links
+def files_to_write(predictor: Predictor, images: Named, videos: Named, output: Output) -> dict[str, list[str]]:
+    """Return the drawings and the maps of images and videos, relative to the folder."""
     video_format = "mp4" if predictor.sampling is None else "png"
     drawn = [f"{name}.{output.image_format}" for _, name in images] + [f"{name}.{video_format}" for _, name in videos]
     maps = [f"{name}_{task}.png" for _, name in images for task in ("panoptic", "semantic") if task in predictor.tasks]
-    for verb, files in (("drawing", drawn if output.draw else ()), ("a map", maps)):
+    return {"drawing": drawn if output.draw else [], "a map": maps}
+
+
+def check_inputs_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
+    """Raise a DataError if a drawing or a map would overwrite an input."""
+    files = files_to_write(predictor, images, videos, output)
+    if not any(files.values()):
+        return
+    inputs = {os.path.realpath(path): path for path, _ in (*images, *videos)}  # Path.resolve fails at circular links
+    for verb, names in files.items():
         overwritten = next(
-            (path for file in files if (path := inputs.get(os.path.realpath(output.folder / file)))), None
+            (path for name in names if (path := inputs.get(os.path.realpath(output.folder / name)))), None
         )
         if overwritten is not None:
             raise DataError(
                 f"--out {output.folder}: {verb} would overwrite the input '{overwritten}'. Choose another folder."
             )
-    written = [output.folder / file for file in (RESULTS_NAME, *(drawn if output.draw else ()), *maps)]
+
+
+def check_earlier_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> list[Path]:
+    """Check the files that this process is to write, of its images and videos; return them.
+
+    Raises:
+        DataError: an earlier prediction would be replaced, or a file be written elsewhere, through a link.
+    """
+    files = files_to_write(predictor, images, videos, output)
+    written = [output.folder / file for file in (RESULTS_NAME, *files["drawing"], *files["a map"])]
     existing = next((file for file in written if os.path.lexists(file)), None)
     if existing is not None and not (output.overwrite or output.resume):
         raise DataError(
