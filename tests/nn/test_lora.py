@@ -168,6 +168,19 @@ def test_vit_b_has_the_published_number_of_parameters():
     assert pairs == 12 * 2 * 4 * (768 + 768) == 147_456
 
 
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("value_proj", r"fits 'value_proj'\. Did you mean '\*\.value_proj'"),
+        ("layers.(value_proj|other)", "has parentheses, which patterns lack"),
+    ],
+)
+def test_patterns_that_fit_nothing_as_they_are_written_name_one_that_does(layers, message):
+    model = nn.ModuleDict({"layers": nn.ModuleDict({"value_proj": nn.Linear(4, 4)})})
+    with pytest.raises(ConfigError, match=message):
+        LoRA(layers=layers, rank=1).add_to(model)
+
+
 def test_patterns_that_match_nothing_are_errors_with_the_nearest_names():
     for layers in ("backbone.*qkw", "backbone.*proj|qkw"):
         with pytest.raises(ConfigError, match=r"train\.lora\.layers=.*fits 'backbone\.\*qkw'\. Did you mean 'qkv'\?"):

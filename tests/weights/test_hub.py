@@ -367,3 +367,11 @@ def test_published_text_prompted_detectors_are_those_of_the_zoo(tmp_path, config
     assert shapes[0] == shapes[1]
     assert theirs.head.class_embed[0].factor == ours.head.class_embed[0].factor
     assert theirs.backbone.feature_info == ours.backbone.feature_info
+
+
+def test_many_class_names_are_read_in_time_that_grows_with_their_number(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {str(i): f"name {i // 2}" for i in range(100_000)}}))
+    began = time.process_time()
+    classes = transformers_folder.read_stated_classes(tmp_path / "config.json")["classes"]
+    assert time.process_time() - began < 10  # minutes if each name was looked for among all
+    assert classes[:2] == ["name 0 (0)", "name 0 (1)"] and len(set(classes)) == 100_000

@@ -278,15 +278,19 @@ def _matching(pattern: str, names: Iterable[str], key: str, kind: str) -> list[s
     """
     if not all(text.strip() for text in pattern.split("|")):  # an empty last name would fit all that it is in
         raise ConfigError(f"{key}={pattern!r}: an alternative is empty. Leave out the '|' beside it.")
+    if re.search(r"[()]", pattern):
+        raise ConfigError(f"{key}={pattern!r}: has parentheses, which patterns lack: write 'backbone.*qkv|proj'.")
     names = [name for name in names if name]
     chosen: dict[str, None] = {}
     for alternative in _alternatives(pattern):
         matches = [name for name in names if fnmatchcase(name, alternative)]
         if not matches:
             ends = {name.rpartition(".")[2] for name in names}
+            last = re.split(r"[.*]", alternative)[-1]
+            hint = f"Did you mean '*.{last}', as names begin with their parts?" if last in ends else nearest(last, ends)
             raise ConfigError(
                 f"{key}={pattern!r}: the model has no {kind} whose name fits {alternative!r}. "
-                f"{nearest(re.split(r'[.*]', alternative)[-1], ends)} These are the ends of names"
+                f"{hint} These are the ends of names"
                 f"{f' such as {names[0]!r}' if names else ''}."
             )
         chosen |= dict.fromkeys(matches)

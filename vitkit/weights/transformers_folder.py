@@ -5,6 +5,7 @@ A folder has `config.json`, which describes the model, and one of the files in `
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from os.path import isfile
 from pathlib import Path
@@ -191,6 +192,7 @@ def read_stated_classes(config: Path) -> dict[str, Any]:
     elif len(names) == _NUM_PANOPTIC_IDS and (unnamed or set(COCO_CLASSES) <= set(names)):
         names = COCO_PANOPTIC_CLASSES
     else:
-        names = [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+        counts = Counter(names)
+        names = [f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names)]
     is_panoptic = list(names) == list(COCO_PANOPTIC_CLASSES)
     return {"classes": list(names), "things": [name in COCO_CLASSES for name in names] if is_panoptic else None}
