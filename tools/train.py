@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
             return
         # What trains takes seconds to import, for which nobody should wait to be told of a wrong name.
         from vitkit.apps.training.api import find_start
-        from vitkit.apps.training.checking import MirroredTexts, check_training
+        from vitkit.apps.training.checking import DataWarnings, check_training
         from vitkit.engine.trainer import run_training
         from vitkit.logging import setup_logging
 
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
             resume=args.resume,
             **initial,
             trust=args.trust,
-            hooks=[MirroredTexts()],
+            hooks=[DataWarnings()],
         )
     except VitkitError as error:
         report_failure(error)

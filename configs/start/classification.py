@@ -32,7 +32,7 @@ def config(size=224, pretrained=True, channels=None):
             images_per_gpu=16, val_images_per_gpu=16, num_workers=1, channels=channels,
         ),
         optimizer=dict(type="AdamW", lr=3e-4, backbone_lr=1e-4, weight_decay=0.05, no_weight_decay=["vectors"]),
-        schedule=dict(type="CosineLR", warmup_steps=50),
+        schedule=dict(type="CosineLR", warmup_share=0.05),
         evaluator=dict(type="ClassificationEvaluator"),
         train=dict(epochs=20, reference_batch_size=16, precision="auto", channels_last=True, best_metric="top1"),
     )  # fmt: skip

@@ -33,6 +33,8 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, chann
             norm="frozen_bn", out_features=["res3", "res4"], frozen_stages=frozen_stages
         )
         cfg["optimizer"]["backbone_lr"] = 1e-4
+    # A share, as the number of epochs follows the time that there is; 200 steps of the 4000 of a longer run.
+    cfg["schedule"] = dict(type="FlatCosineLR", warmup_share=0.05, flat_until_share=0.6, end_factor=0.02)
     single = dict(
         type="ComposedTransforms", min_visible=0.2, min_box_side=2.0,
         transforms=[

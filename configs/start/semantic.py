@@ -34,5 +34,6 @@ def config(size=360, pretrained=True, channels=None):
         ),
         images_per_gpu=4, num_workers=1, aspect_ratio_grouping=False, channels=channels,
     )  # fmt: skip
+    cfg["schedule"] = dict(type="CosineLR", warmup_share=0.16)  # 300 of the 1840 steps above
     cfg["train"]["precision"] = "auto"
     return cfg

@@ -1,5 +1,7 @@
 """A part of a user's own that lacks something is refused before the first epoch, in one line that names it."""
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 import vitkit
+from vitkit.apps.training.checking import check_training
 from vitkit.engine import trainer
 from vitkit.engine.hooks import Hook
 from vitkit.errors import VitkitError
@@ -15,6 +18,7 @@ from vitkit.heads.detr import DETRHead
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.registry import CRITERIA, DATASETS, EVALUATORS, HEADS, HOOKS
 from vitkit.tools import train as train_tool
+from vitkit.tools.data.make_shapes import main as make_shapes
 
 SIZE = (48, 64)
 
@@ -275,3 +279,25 @@ def test_metrics_may_be_numpys_numbers(config):
     run = vitkit.train(vitkit.load_config(name, overrides), run_dir="run", device="cpu")
     assert all(type(value) is float for value in run.metrics.values())
     vitkit.train(resume="run", device="cpu", train=dict(epochs=2))  # its checkpoint can be read
+
+
+def test_images_with_more_objects_than_queries_are_named_before_training(tmp_path, caplog):
+    make_shapes(["--out", str(tmp_path), "--num-train", "4", "--num-val", "2", "--image-size", "64"])
+    file = tmp_path / "annotations/instances_train2017.json"
+    content = json.loads(file.read_text())
+    box = dict(image_id=content["images"][3]["id"], category_id=1, bbox=[8, 8, 9, 9], area=81, iscrowd=0)
+    content["annotations"] += [dict(box, id=10**6 + k, segmentation=[]) for k in range(60)]
+    file.write_text(json.dumps(content))
+    split = "type='CocoDetection',bad_boxes='drop'"
+    overrides = [
+        f"data.{name}=dict({split},images='{tmp_path}/{name}2017',annotations='{tmp_path}/annotations/instances_{name}2017.json')"
+        for name in ("train", "val")
+    ]
+    overrides += ["data.num_workers=0", "model.num_queries=20"]
+    check_training(vitkit.load_config("quickstart/detr", overrides), torch.device("cpu"))
+    assert re.search(r"data.train: at most 6\d objects in an image, 20 queries: in 1 image some can", caplog.text)
+    caplog.clear()
+    check_training(
+        vitkit.load_config("quickstart/detr", [*overrides[:-1], "model.num_queries=90"]), torch.device("cpu")
+    )
+    assert "queries" not in caplog.text

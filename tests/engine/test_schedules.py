@@ -130,6 +130,19 @@ def test_error_of_a_run_shorter_than_its_warm_up_names_the_share_and_the_remedy(
         curve(spec, epochs=1)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 4])
+def test_warm_up_of_a_share_of_the_run_follows_its_epochs(epochs):
+    for spec in ({"type": "FlatCosineLR", "flat_until_share": 0.6}, {"type": "CosineLR"}):
+        by_share = curve(spec | {"warmup_share": 0.1}, epochs=epochs)
+        assert by_share == pytest.approx(curve(spec | {"warmup_steps": epochs}, epochs=epochs))  # of 10 steps each
+
+
+@pytest.mark.parametrize("share", [-0.1, 1, float("nan")])
+def test_share_of_a_warm_up_is_checked(share):
+    with pytest.raises(ConfigError, match=f"warmup_share={share:g}; expected at least 0, and a fraction"):
+        curve({"type": "CosineLR", "warmup_share": share})
+
+
 def test_poly_schedule_follows_its_power():
     values = curve({"type": "PolyLR", "power": 0.9})
     assert values[20] == pytest.approx(0.5**0.9) and values[40] == pytest.approx(0.0, abs=1e-9)
@@ -190,9 +203,9 @@ def test_cosine_schedule_ends_at_a_fraction_of_every_groups_learning_rate():
 
 
 def test_warm_up_is_given_either_in_steps_or_in_epochs():
-    with pytest.raises(ConfigError, match="warmup_steps=5 and warmup_epochs=1; expected one of them"):
+    with pytest.raises(ConfigError, match="warmup_steps=5, warmup_epochs=1, warmup_share=0; expected one of them"):
         curve({"type": "CosineLR", "warmup_steps": 5, "warmup_epochs": 1})
-    with pytest.raises(ConfigError, match="warmup_steps=-1 and warmup_epochs=0; expected at least 0"):
+    with pytest.raises(ConfigError, match="warmup_steps=-1, warmup_epochs=0, warmup_share=0; expected at least 0"):
         curve({"type": "CosineLR", "warmup_steps": -1})
     assert curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_epochs": 0.5})[:6] == pytest.approx(
         curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_steps": 5})[:6]

@@ -14,11 +14,13 @@ from vitkit.registry import SCHEDULES
 logger = logging.getLogger("vitkit")
 
 
-def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int, run_epochs: int) -> int:
-    if steps and epochs:
-        raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
-    if steps < 0 or epochs < 0:
-        raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected at least 0.")
+def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int, run_epochs: int, share: float = 0.0) -> int:
+    got = f"got warmup_steps={steps}, warmup_epochs={epochs:g}, warmup_share={share:g}"
+    if sum(map(bool, (steps, epochs, share))) > 1:
+        raise ConfigError(f"{got}; expected one of them.")
+    if steps < 0 or epochs < 0 or not 0 <= share < 1:
+        raise ConfigError(f"{got}; expected at least 0, and a fraction of the run below 1.")
+    epochs = epochs or share * run_epochs
     steps, total = steps or round(epochs * steps_per_epoch), run_epochs * steps_per_epoch
     if steps > total / 2:
         text = "schedule: the warm-up has %d of the run's %d steps. Shorten it (schedule.warmup_…), or train longer."
@@ -80,9 +82,10 @@ def cosine_lr(
     end_factor: float = 0.0,
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
+    warmup_share: float = 0.0,
 ) -> LRScheduler:
     """Decrease the rate along half a cosine, from the full rate down to `end_factor` of it at the last step."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs, warmup_share)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: _Cosine(optimizer, steps, end_factor), warmup_steps)
 
@@ -114,6 +117,7 @@ def flat_cosine_lr(
     end_factor: float = 0.5,
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
+    warmup_share: float = 0.0,
 ) -> LRScheduler:
     """Keep the full rate for the first part of the run, then decrease it along half a cosine to `end_factor` of it, and
     keep that to the end (RTMDet, https://arxiv.org/abs/2212.07784; DEIM, https://arxiv.org/abs/2412.04234).
@@ -140,7 +144,7 @@ def flat_cosine_lr(
         flat_name, flat_until_epoch = f"flat_until_share={flat_until_share:g}", flat_until_share * epochs
     else:
         flat_name = f"flat_until_epoch={flat_until_epoch:g}"
-    warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs)
+    warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs, warmup_share)
     cosine_until_epoch = epochs if cosine_until_epoch is None else cosine_until_epoch
     flat_until, cosine_until = (round(epoch * steps_per_epoch) for epoch in (flat_until_epoch, cosine_until_epoch))
     if not 0 <= warmup <= flat_until < cosine_until <= epochs * steps_per_epoch:

@@ -109,6 +109,10 @@ class Dataset(ABC):
         once."""
         return None
 
+    def objects_per_image(self) -> np.ndarray | None:
+        """Return the number of objects that each image is trained on, int64 (len(self),)."""
+        return None
+
     def image_path(self, index: int) -> Path | None:
         """Return the file of an image or a video; None if there is none."""
         return None

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from vitkit.apps.starter.own_data import read_own_data
+from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.errors import DataError
 
@@ -102,6 +103,7 @@ def test_split_folders_are_not_taken_for_classes(tmp_path):
     data = read_own_data("classification", tmp_path / "roboflow", None, fraction=0.2, out=tmp_path / "out")
     assert data.num_train == data.num_val == 6
     assert settings_of(data, "val")["folder"] == str(tmp_path / "roboflow/valid")
+    assert data.has_test and settings_of(data, "test")["folder"] == str(tmp_path / "roboflow/test")
     assert data.summary.endswith("of 2 classes")
 
 
@@ -133,6 +135,8 @@ def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
     data = read_own_data("detection", tmp_path / "cells/data.yaml", None, fraction=0.3, out=tmp_path / "out")
     assert data.num_train + data.num_val == 6
     assert '"test/' not in (tmp_path / "out/train.json").read_text() + (tmp_path / "out/val.json").read_text()
+    assert data.has_test and data.summary.endswith(", and 6 test images")
+    assert len(CocoDetection(**settings_of(data, "test"))) == 6
     (tmp_path / "cells/data.yaml").write_text("test: test/images\nnames: [cell]\n")
     with pytest.raises(DataError, match=r"data.yaml' has test images \(6\), but none to train on. Give"):
         read_own_data("detection", tmp_path / "cells/data.yaml", None, fraction=0.3, out=tmp_path / "out")

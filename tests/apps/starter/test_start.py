@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitkit
@@ -166,12 +167,7 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     assert "timed     224 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
     assert "chosen    DINO on ResNet-18 from random weights, 224 pixels, fp32" in out
     assert "expected  AP 0.429, AP50 0.750 after 824 steps, which take 14 min here, as on 205 photos of blood" in out
-    assert config["schedule"] == dict(
-        type="FlatCosineLR",
-        warmup_steps=int(config["train"]["epochs"] * steps_per_epoch / 20),
-        flat_until_share=0.6,
-        end_factor=0.02,
-    )
+    assert config["schedule"] == dict(type="FlatCosineLR", warmup_share=0.05, flat_until_share=0.6, end_factor=0.02)
     assert "train it  vitkit train runs/start/config.py\n" in out and config["model"]["backbone"]["pretrained"] is False
 
 
@@ -251,9 +247,35 @@ def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_co
 def with_short_side(read, short_side):
     def changed(*args, **kwargs):
         data = read(*args, **kwargs)
-        return type(data)(data.summary, data.num_train, data.num_val, short_side, data.config_lines)
+        return replace(data, short_side=short_side)
 
     return changed
+
+
+@pytest.mark.parametrize(("count", "size", "queries"), [(100, 224, 250), (400, 224, 750), (900, 272, 1020)])
+def test_queries_fit_the_locations_of_the_smallest_training_image(
+    world, step_cost, monkeypatch, tmp_path, count, size, queries
+):
+    content = json.loads((world / "annotations/instances_train2017.json").read_text())
+    first = content["images"][0]
+    box = dict(image_id=first["id"], category_id=content["categories"][0]["id"], bbox=[8, 8, 9, 9], area=81, iscrowd=0)
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != first["id"]]
+    content["annotations"] += [dict(box, id=10**6 + k) for k in range(count)]
+    (tmp_path / "dense.json").write_text(json.dumps(content))
+    monkeypatch.setattr(start, "check", lambda path, request: [])
+    start.start(world / "train2017", tmp_path / "dense.json", hours=0.1, dry_run=True, device="cpu", overrides=[RANDOM])
+    config = load_config(Path("runs/start/config.py"))
+    assert config["data"]["val"]["transforms"]["short_side"] == size and config["model"]["num_queries"] == queries
+    assert config["model"]["num_detections"] == config["evaluator"].get("max_dets") == math.ceil(1.3 * count / 10) * 10
+    side = min(config["data"]["train"]["transforms"]["transforms"][1]["transforms"][1]["scales"])
+    model = vitkit.build_model(config["model"], classes=["a"]).eval()
+    assert model(torch.zeros(1, 3, side, side))["pred_logits"].shape[1] == queries >= count
+
+
+def test_config_is_one_that_trains_for_an_epoch(world, step_cost):
+    detection(world, "--hours", "0.1")
+    run = vitkit.train("runs/start/config.py", device="cpu", run_dir="one", train=dict(epochs=1))
+    assert len(run.history) == 1
 
 
 def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(world, step_cost, capsys):

@@ -14,11 +14,10 @@ from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import resolve_precision
-from vitkit.engine.build import build_model, check_prompts, use_tokenizer
+from vitkit.engine.build import build_model, check_prompts, model_argument, use_tokenizer
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.teaching import add_teacher
 from vitkit.errors import VitkitError
-from vitkit.registry import MODELS, parameters_of
 from vitkit.text.class_prompts import PromptStep
 from vitkit.text.vocabulary import vocabularies_of
 from vitkit.weights import load_pretrained, load_weights
@@ -130,6 +129,4 @@ class DoctorCase:
         """Return an argument of the model, from the config or its default; None if the model has no such argument."""
         if "model" not in self.config:
             return None
-        constructor, arguments = MODELS.resolve(self.config["model"])
-        parameter = parameters_of(constructor).get(name)
-        return arguments.get(name, None if parameter is None else parameter.default)
+        return model_argument(self.config["model"], name)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
+from vitkit.apps.datasets.object_counts import describe_few_queries, with_margin
 from vitkit.apps.doctor.doctor_input import DoctorCase
 from vitkit.apps.doctor.environment import total_memory
 from vitkit.apps.doctor.issues import VERDICTS, Issue, percent
@@ -80,13 +81,10 @@ def queries(case: DoctorCase) -> Iterator[Issue]:
             continue
         most, noun = int(counts.max()), "classes" if is_semantic else "objects"
         details = {"most": most, "queries": num_queries}
-        message = f"at most {most} {noun} in an image, {pluralize(num_queries, 'queries')}"
-        if most > num_queries:
-            suggested = _round_up(most)
-            too_full = pluralize((counts > num_queries).sum(), "images")
-            message += f": in {too_full} some can never be found; set model.num_queries={suggested}"
+        if message := describe_few_queries(counts, num_queries, noun):
             verdict = "fail" if where == "data.train" else "warn"
         else:
+            message = f"at most {most} {noun} in an image, {pluralize(num_queries, 'queries')}"
             verdict = "note" if most > 0.7 * num_queries else "ok"
             message += ": little to spare, since each query specializes in some locations" if verdict == "note" else ""
         yield Issue("queries", verdict, message, where, details)
@@ -102,13 +100,13 @@ def detections(case: DoctorCase) -> Iterator[Issue]:
         if isinstance(returned, int) and most > returned:
             message = f"at most {most} objects in an image, of which the model returns {returned}: set "
             name = "num_detections" if case.model_argument("num_detections") else "num_instances"
-            yield Issue("detections", "warn", f"{message}model.{name}={_round_up(most)}", where, {"most": most})
+            yield Issue("detections", "warn", f"{message}model.{name}={with_margin(most)}", where, {"most": most})
         pairs = np.stack([statistics.image_indices, statistics.labels], axis=1)
         max_of_class = int(np.unique(pairs, axis=0, return_counts=True)[1].max())
         for key, limit in _detection_limits(case.config.get("evaluator"), "evaluator"):
             if max_of_class > limit:
                 message = f"at most {max_of_class} objects of a class in an image, of which the evaluation counts "
-                message += f"{limit}: set {key}.max_dets={_round_up(max_of_class)}"
+                message += f"{limit}: set {key}.max_dets={with_margin(max_of_class)}"
                 yield Issue("detections", "warn", message, where, {"most": max_of_class})
 
 
@@ -123,11 +121,6 @@ def _detection_limits(spec: Any, key: str) -> Iterator[tuple[str, int]]:
         constructor, arguments = EVALUATORS.resolve(spec)
         limits = arguments.get("max_dets", parameters_of(constructor)["max_dets"].default)
         yield key, limits if isinstance(limits, int) else limits[-1]
-
-
-def _round_up(count: int) -> int:
-    """Return a limit with a margin for a number of objects."""
-    return math.ceil(1.3 * count / 10) * 10
 
 
 def _classes_per_image(case: DoctorCase, where: str) -> np.ndarray:

@@ -28,8 +28,6 @@ from vitkit.text_format import pluralize
 NO_CLASSES = {"void", "ignore", "ignored", "unlabeled", "unlabelled"}
 """Names of classes in label maps that are excluded from training and evaluation."""
 MAX_CLASSES = 256
-QUERIES_PER_OBJECT = 2.5
-"""Queries per object of the image with the most objects; COCO's has 63, for the 100 queries of DETR and 900 of DINO."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,12 @@ class OwnData:
     """Lines of Python that set the data in `cfg`."""
     fewest_objects: int = 0
     """The number of training objects of the rarest class that has any; 0 for data without objects."""
+    most_objects: int = 0
+    """The number of objects of the image with the most; 0 for data without objects."""
+    elongation: float = 1.0
+    """The long side of the most elongated image over its short side; 1 for data without objects."""
+    has_test: bool = False
+    """Whether some images are for testing, and neither trained nor validated on."""
 
 
 def read_own_data(task: str, images: Path, annotations: Path | None, *, fraction: float, out: Path) -> OwnData:
@@ -69,7 +73,7 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, fraction
 def read_detection(images: Path, annotations: Path | None, fraction: float, out: Path, masks: bool = False) -> OwnData:
     """Read boxes, or masks of objects, in any format that `read_annotations` takes; write files in COCO's format.
 
-    Images that the format marks as test images are not used.
+    Images that the format marks as test images become `data.test`.
     """
     data = read_annotations(annotations or images, images if annotations is not None else None)
     if data.annotations and all(annotation.get("iscrowd") for annotation in data.annotations):
@@ -90,24 +94,35 @@ def read_detection(images: Path, annotations: Path | None, fraction: float, out:
         )
     if train and train == val:  # as in a data.yaml of YOLO without splits, which needs both keys
         notes.append("train and val are the same images, which are therefore split")
+    parts = {"test": data.split("test")} if data.splits.get("test") else {}
+    if parts and not parts["test"].annotations:
+        notes.append(f"{pluralize(len(parts.pop('test').images), 'test images', 'have')} no objects, and are not used")
     if train and (not val or train == val):
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
         split_dataset(data, {"val": fraction})
     print_notes((*notes, *data.notes), left_out | data.left_out)
-    max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
-    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
-    lines = [
-        f"# the image with the most objects has {pluralize(max_objects, 'objects')}",
-        f'cfg["model"]["num_queries"] = {num_queries}',
-    ]
-    for name in ("train", "val"):
-        write_coco(data.split(name), out / f"{name}.json", {})
+    most = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    parts = {name: data.split(name) for name in ("train", "val")} | parts
+    lines = []
+    for name, part in parts.items():
+        write_coco(part, out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
-    sides = [min(image["width"], image["height"]) for image in data.images]
+    sides = [sorted((image["width"], image["height"])) for image in data.images]
     summary = f"{FORMATS[data.format].text}: {summarize(data)}"
-    fewest = min(filter(None, count_classes(data.split("train")).values()), default=0)
-    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
+    if "test" in parts and "test" not in data.splits:  # they were divided anew without it
+        summary += f", and {pluralize(len(parts['test'].images), 'test images')}"
+    fewest = min(filter(None, count_classes(parts["train"]).values()), default=0)
+    return OwnData(
+        summary,
+        *_sizes(data.splits),
+        round(statistics.median(short for short, _ in sides)),
+        lines,
+        fewest_objects=fewest,
+        most_objects=most,
+        elongation=max(long / short for short, long in sides),
+        has_test="test" in parts,
+    )
 
 
 def read_instance(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
@@ -161,7 +176,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     summary = f"label images: {_counts(splits)} of {pluralize(len(classes), 'classes')}"
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
-    return OwnData(summary, *_sizes(splits), _short_side(files), lines)
+    return OwnData(summary, *_sizes(splits), _short_side(files), lines, has_test="test" in splits)
 
 
 def read_panoptic(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
@@ -192,7 +207,7 @@ def read_classification(images: Path, annotations: Path | None, fraction: float,
     if not {"train", "val"} <= folders.keys():
         images = folders.get("train", images)
         data = ImageFolder(images)
-        folders = {name: out / name for name in ("train", "val")}
+        folders |= {name: out / name for name in ("train", "val")}
         classes = [Path(name).parts[0] for name in data.image_ids]
         splits = split_images(images, data.image_ids, [{name} for name in classes], fraction)
         for name, positions in splits.items():
@@ -205,11 +220,16 @@ def read_classification(images: Path, annotations: Path | None, fraction: float,
             for k in positions:
                 link_image(data.image_path(k), folders[name], data.image_ids[k])
     parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
+    if "test" in folders:
+        try:
+            parts["test"] = ImageFolder(folders["test"])
+        except DataError as error:  # such as photos without a class
+            print_notes([f"the test images are not used: {error}"], {})
     splits = {name: list(range(len(part))) for name, part in parts.items()}
     lines = [_update(name, folder=folders[name]) for name in parts]
     summary = f"folders of classes: {_counts(splits)} of {pluralize(len(parts['train'].classes), 'classes')}"
     files = [parts["train"].image_path(k) for k in splits["train"]]
-    return OwnData(summary, *_sizes(splits), _short_side(files), lines)
+    return OwnData(summary, *_sizes(splits), _short_side(files), lines, has_test="test" in parts)
 
 
 READERS: dict[str, Callable[..., OwnData]] = {
@@ -253,14 +273,16 @@ def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> 
 
 
 def find_split_folders(names: Sequence[str]) -> dict[str, list[int]] | None:
-    """Return the splits given by folders named train and val (or valid); None without both.
+    """Return the splits given by folders named train and val (or valid), and test; None without the first two.
 
     Raises:
         DataError: there is a folder of test images, but not both of the others.
     """
     folders = [SPLIT_NAMES.get(name.split("/")[0]) for name in names]
-    splits = {part: [k for k, folder in enumerate(folders) if folder == part] for part in ("train", "val")}
-    if "test" in folders and not all(splits.values()):
+    splits = {part: [k for k, name in enumerate(folders) if name == part] for part in ("train", "val", "test")}
+    if not splits["test"]:
+        del splits["test"]
+    elif not all(splits.values()):
         raise DataError(
             "the folders have test images, but not both train and val: give the folders of the images to train on, "
             "which are then split, such as images/train."
@@ -269,9 +291,11 @@ def find_split_folders(names: Sequence[str]) -> dict[str, list[int]] | None:
 
 
 def _update(part: str, *starred: str, **values: Any) -> str:
-    """Write the line that sets keys of a split's dataset, with absolute paths."""
+    """Write the lines that set keys of a split's dataset, with absolute paths; test is like val in all others."""
     texts = [f"{key}={(str(v.resolve()) if isinstance(v, Path) else v)!r}" for key, v in values.items()]
-    return "\n".join([f'cfg["data"]["{part}"].update(', *(f"    {text}," for text in [*starred, *texts]), ")"])
+    copied = ['cfg["data"]["test"] = dict(cfg["data"]["val"])'] * (part == "test")
+    updated = [f'cfg["data"]["{part}"].update(', *(f"    {text}," for text in [*starred, *texts]), ")"]
+    return "\n".join(copied + updated)
 
 
 def _sizes(splits: Mapping[str, Sequence[int]]) -> tuple[int, int]:
@@ -279,8 +303,8 @@ def _sizes(splits: Mapping[str, Sequence[int]]) -> tuple[int, int]:
 
 
 def _counts(splits: Mapping[str, Sequence[int]]) -> str:
-    train, val = _sizes(splits)
-    return f"{pluralize(train + val, 'images')} ({train} train, {val} val)"
+    parts = ", ".join(f"{len(positions)} {name}" for name, positions in splits.items())
+    return f"{pluralize(sum(map(len, splits.values())), 'images')} ({parts})"
 
 
 def _suffix_in(folder: Path) -> str | None:

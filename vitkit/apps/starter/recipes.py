@@ -32,9 +32,6 @@ class Recipe:
     """The figures, with the fewest steps first."""
     freeze_below: int = 0
     """The number of steps below which a pretrained backbone is frozen up to res3, which halves the cost of a step."""
-    warmup_steps: int = 0
-    """The warm-up of the task's config if a short run shortens it: to a twentieth of its steps, as a constant rate must
-    follow it."""
     objects_for_res3: int | None = None
     """The number of training objects of each class from which on a processor a ResNet-50 from ImageNet's weights ends
     at res3, where a step takes half the time and as many reach the same AP in a short run; None: never."""
@@ -99,7 +96,6 @@ RECIPES = {
             RecipeFigure("res3", 6592, "AP 0.616, AP50 0.890"),
         ),
         freeze_below=1500,
-        warmup_steps=200,
         objects_for_res3=100,
         steps_for_res4=6000,
         few_objects="AP50 0.008 to 0.045 from 50 photos of COCO with 49 classes, after 936 steps from ImageNet weights",

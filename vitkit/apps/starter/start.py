@@ -14,6 +14,7 @@ from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import TrainedModel
 from vitkit.apps.report import write_report
+from vitkit.apps.starter.capacity import capacity_lines, num_locations
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.own_data import OwnData, read_own_data
 from vitkit.apps.starter.recipes import RECIPES, Network
@@ -62,8 +63,6 @@ class StartChoice:
     """Where the backbone's initial weights come from, for a comment in the config."""
     network: Network
     freezes_res3: bool = False
-    warmup_steps: int | None = None
-    """None: those of the task's config."""
     epochs: int = 0
     cost: StepCost | None = None
 
@@ -71,6 +70,12 @@ class StartChoice:
     def steps(self) -> int:
         """The total number of training steps."""
         return round(self.epochs * self.cost.steps_per_epoch)
+
+    def options(self, channels: int | None) -> str:
+        """Return the arguments of the config's function; `channels`: of the images, None: RGB."""
+        options = f"size={self.size}, pretrained={self.network != 'small'}"
+        options += ", ends_at_res3=True" * (self.network == "res3") + ", frozen_stages=3" * self.freezes_res3
+        return options + f", channels={channels}" * (channels is not None)
 
     @property
     def text(self) -> str:
@@ -276,6 +281,8 @@ def train_and_report(
         print(f"but       the model was trained on what it is scored on: {message}")
     images = request.images if request.images.is_dir() else request.images.parent
     print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(images)])}")
+    if data.has_test:
+        print(f"test it   {shlex.join(['vitkit', 'test', str(run.path), '--split', 'test'])}")
     print(f"better    {request.command(4 * request.hours)}")
     return run, path
 
@@ -378,6 +385,11 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
     images = load_config(f"start/{request.task}", request.overrides, check=False)["data"].get("images_per_gpu", 1)
     refuse_if_too_short(FASTEST_STEP * data.num_train / images)
     sizes = recipe.sizes_for(data)
+    if request.task == "detection":
+        options = {size: StartChoice(size, "", "", network).options(request.channels) for size in recipe.sizes}
+        locations = {size: num_locations(data, options[size], request.overrides) for size in recipe.sizes}
+        fitting = [size for size in recipe.sizes if locations[size] >= data.most_objects]
+        sizes = [size for size in sizes if size in fitting] or fitting[:1] or [max(recipe.sizes)]
     smallest = [measure(StartChoice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if network == "res3" and choice.steps >= recipe.steps_for_res4:
@@ -403,8 +415,6 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
         refuse_if_too_short(choice.cost.minutes * choice.cost.steps_per_epoch)
     write_start_config(folder / CONFIG, request, data, choice)
     choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
-    if choice.steps < 20 * recipe.warmup_steps:
-        choice = replace(choice, warmup_steps=choice.steps // 20)
     write_start_config(folder / CONFIG, request, data, choice)
     return choice
 
@@ -420,21 +430,18 @@ def write_start_config(path: Path, request: StartRequest, data: OwnData, choice:
         reason += f"; {larger[0]} pixels are chosen where they leave time for {steps} and one epoch"
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
-    options = ", ends_at_res3=True" * (choice.network == "res3") + ", frozen_stages=3" * choice.freezes_res3
-    options += f", channels={request.channels}" * (request.channels is not None)
     about = [data.summary, f"Written by: {request.command(request.hours)}"]
     about += [f"Evidence:   {recipe.data}"] * bool(recipe.data)
     lines = [
         comment(choice.weights),
         comment(f"{choice.size} pixels: {reason}"),
-        f"cfg = base(size={choice.size}, pretrained={choice.network != 'small'}{options})",
+        f"cfg = base({choice.options(request.channels)})",
         *data.config_lines,
+        *capacity_lines(request.task, data, choice.options(request.channels), request.overrides),
         *[comment(f"{choice.precision}: the faster one of float32 and bfloat16 here")] * (len(request.precisions) > 1),
         f'cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
         f'cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
     ]
-    if choice.warmup_steps is not None:
-        lines += ["# a twentieth of a short run", f'cfg["schedule"]["warmup_steps"] = {choice.warmup_steps}']
     maps = maps_for_neck(request.values) if request.task == "detection" else []
     overrides = (*request.overrides, *[f"model.backbone.out_features=[{','.join(maps)}]"] * bool(maps))
     note = "; the neck takes three maps" * bool(maps)

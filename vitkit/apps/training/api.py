@@ -15,7 +15,7 @@ from vitkit.apps.inference import Loaded, Tiling, find_trained, load
 from vitkit.apps.inference.load import require_device
 from vitkit.apps.inference.tiling import make_tiling
 from vitkit.apps.interop.transformers_configs import check_architecture
-from vitkit.apps.training.checking import MirroredTexts
+from vitkit.apps.training.checking import DataWarnings
 from vitkit.apps.training.process_group import close_distributed, init_distributed
 from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.config import Config, load_config, load_saved_config
@@ -107,7 +107,7 @@ def train(
                 init=find_start(start),
                 partial_init=init_partial is not None,
                 trust=trust,
-                hooks=[MirroredTexts(), *hooks],
+                hooks=[DataWarnings(), *hooks],
             )
         except Interrupted as interrupted:
             if interrupted.signal == signal.SIGINT:  # a notebook keeps running, whereas SystemExit would end it

@@ -1,5 +1,6 @@
 """Checks a config as far as a training goes before its first step, and what training data do not go with."""
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +9,12 @@ from pathlib import Path
 import torch
 
 from vitkit.apps.datasets.mirroring import find_mirrored_texts
+from vitkit.apps.datasets.object_counts import describe_few_queries
 from vitkit.config.load import Config
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import is_main
+from vitkit.engine.build import model_argument
 from vitkit.engine.hooks import Hook, default_hooks
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import RunFolder
@@ -23,8 +26,9 @@ from vitkit.weights.locate import Located
 logger = logging.getLogger("vitkit")
 
 
-class MirroredTexts(Hook):
-    """Warns of texts of the training data that say left or right, if its transforms flip images."""
+class DataWarnings(Hook):
+    """Warns of images with more objects than the model has queries, and of texts of the training data that say left or
+    right, if its transforms flip images."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
@@ -35,6 +39,9 @@ class MirroredTexts(Hook):
                 "data.train.transforms: flip images, which makes texts such as %s wrong. Set flip_probability=0.0.",
                 " and ".join(map(repr, texts)),
             )
+        num_queries = model_argument(json.loads(run.saved_with["config"])["model"], "num_queries")
+        if is_main() and (message := describe_few_queries(loader.dataset.objects_per_image(), num_queries)):
+            logger.warning("data.train: %s.", message)
         yield
 
 
@@ -52,6 +59,6 @@ def check_training(
     folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
     run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
     default_hooks(run.settings)
-    with MirroredTexts().during_training(run):
+    with DataWarnings().during_training(run):
         pass
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")

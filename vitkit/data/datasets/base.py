@@ -212,6 +212,9 @@ class ListedObjects(ListedImages, DetectionDataset):
     def num_crowds(self) -> int:
         return self.table.num_crowds
 
+    def objects_per_image(self) -> np.ndarray:
+        return np.diff(self.table.offsets)
+
     def load_image(self, index: int) -> np.ndarray:
         """See `BaseImageDataset`.
 
