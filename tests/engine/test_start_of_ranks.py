@@ -1,6 +1,7 @@
 """How ranks start: alike, with random numbers of their own, and never alone beside each other."""
 
 import logging
+import os
 import socket
 import zlib
 from pathlib import Path
@@ -65,6 +66,7 @@ def ranks_that_differ(folder: Path) -> dict:
     said = Warnings()
     logging.getLogger("vitkit").addHandler(said)
     is_other = rank() == 1
+    os.environ["LOCAL_RANK"] = str(rank())  # on one machine, too, ranks may be started with other files
     (folder / f"list{rank()}.json").write_text('{"images": [1, 2]}' if is_other else '{"images": [1, 3]}')
     (folder / "list.json").write_text("{}")
     config = {"train": {"seed": 1 + is_other, "epochs": 2}}

@@ -3,7 +3,6 @@
 import datetime
 import json
 import logging
-import os
 import platform
 import socket
 import time
@@ -62,7 +61,7 @@ def check_same_start(config: Mapping[str, Any]) -> None:
 
 
 def check_same_data(datasets: Mapping[str, Dataset]) -> None:
-    """Check that all machines see the same data: number of samples, and checksum of the file that lists them.
+    """Check that all ranks see the same data: number of samples, and checksum of the file that lists them.
 
     All ranks must call it. Images are not read for it.
 
@@ -73,8 +72,7 @@ def check_same_data(datasets: Mapping[str, Dataset]) -> None:
     """
     if world_size() == 1:
         return
-    reads = int(os.environ.get("LOCAL_RANK", 0)) == 0  # all processes of a machine see the same files
-    per_rank = gather_objects((_host(), {key: _fingerprint(data) for key, data in datasets.items()} if reads else {}))
+    per_rank = gather_objects((_host(), {key: _fingerprint(data) for key, data in datasets.items()}))
     failure = _first_difference(per_rank)
     if failure := broadcast_object(failure):
         raise DataError(failure)
