@@ -77,10 +77,10 @@ def own_settings(request, tmp_path_factory, monkeypatch):
 @pytest.fixture(autouse=True)
 def curves_drawn_once(monkeypatch):
     """Draw the curves of a tiny run only if no earlier run had the same losses and metrics."""
-    if trainer := sys.modules.get("vitkit.engine.trainer"):
+    if api := sys.modules.get("vitkit.apps.training.api"):
         from helpers.drawn_curves import plot_once
 
-        monkeypatch.setattr(trainer, "plot_curves", plot_once)
+        monkeypatch.setitem(api.FIGURES, "plot_training", plot_once)
 
 
 @pytest.fixture

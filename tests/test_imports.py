@@ -29,11 +29,11 @@ CORE = (
     ("heads",),
     ("models",),
     ("seq2seq",),
-    ("data", "evaluation", "visualization"),
+    ("data", "evaluation"),
     ("engine",),
 )
 APPS = (
-    ("datasets", "export_reading", "interop"),
+    ("datasets", "export_reading", "interop", "visualization"),
     ("inference", "report"),
     ("explanations", "export_writing", "conversion", "analysis"),
     ("doctor", "training"),
@@ -46,7 +46,7 @@ LAYERS = (*CORE, *(tuple(f"apps.{name}" for name in layer) for layer in APPS))
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 NOT_BELOW = {
     **{room: {"weights", "config", "model_zoo"} for room in MODELS},
-    **{room: {*MODELS, "weights", "config", "model_zoo"} for room in ("data", "evaluation", "visualization")},
+    **{room: {*MODELS, "weights", "config", "model_zoo"} for room in ("data", "evaluation")},
     # Steps, hooks and evaluation receive built objects; `nn` has what they do to any model.
     "engine": {*MODELS, "evaluation", "model_zoo"} - {"nn", "kernels"},
 }
@@ -170,11 +170,8 @@ def test_model_zoo_lies_below_what_finds_and_loads_weights(path):
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}"
 
 
-ENTRANCES = {
-    "vitkit.engine.trainer",  # the run, which apps and tools start
-    "vitkit.visualization.notebooks",
-}
-"""Files of the core that only apps, tools and notebooks import."""
+ENTRANCES = {"vitkit.engine.trainer"}  # the run, which apps and tools start
+"""Files of the core that only apps and tools import."""
 
 
 def test_core_has_only_files_that_the_core_uses():
@@ -237,7 +234,7 @@ def test_no_room_has_circular_imports():
         ("data", "models", False),
         ("data", "engine", False),
         ("engine", "data", True),
-        ("engine", "visualization", True),
+        ("engine", "apps.visualization", False),
         ("engine", "models", False),
         ("engine", "apps.inference", False),
         ("apps.inference", "models", True),

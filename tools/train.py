@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
                 print(format_config(config))
             return
         # What trains takes seconds to import, for which nobody should wait to be told of a wrong name.
-        from vitkit.apps.training.api import find_start
+        from vitkit.apps.training.api import FIGURES, find_start
         from vitkit.apps.training.checking import DataWarnings, check_training
         from vitkit.engine.trainer import run_training
         from vitkit.logging import setup_logging
@@ -111,6 +111,7 @@ def main(argv: list[str] | None = None) -> None:
             **initial,
             trust=args.trust,
             hooks=[DataWarnings()],
+            **FIGURES,
         )
     except VitkitError as error:
         report_failure(error)

@@ -21,12 +21,12 @@ from vitkit import AttentionRecorder
 from vitkit.apps.explanations.text import text_inputs
 from vitkit.apps.explanations.text_drawing import draw_alignment, draw_heads
 from vitkit.apps.inference.words import join_words
+from vitkit.apps.visualization.notebooks import show
 from vitkit.data.synthetic.number_words import english_number, german_number
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.nn.attention import MultiHeadAttention, attend
 from vitkit.nn.position import sine_positions_1d
 from vitkit.structures import BOS, EOS
-from vitkit.visualization.notebooks import show
 
 out = Path("figures/attention")
 out.mkdir(parents=True, exist_ok=True)

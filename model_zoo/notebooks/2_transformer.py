@@ -29,10 +29,10 @@ from vitkit.apps.explanations.text_drawing import (
     draw_heads,
     draw_positions,
 )
+from vitkit.apps.visualization.notebooks import show
 from vitkit.nn.attention import MultiHeadAttention, attend, attention_weights, mask_bias, padding_bias
 from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.transformer import causal_bias
-from vitkit.visualization.notebooks import show
 
 out = Path("figures/transformer")
 out.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ from vitkit.apps.explanations.drawing import draw_word_attention
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.apps.explanations.text import caption_attention, draw_beam_tree, word_attention
 from vitkit.apps.explanations.text_drawing import draw_expected
+from vitkit.apps.visualization.canvas import save_grid
+from vitkit.apps.visualization.notebooks import show
 from vitkit.data.synthetic.world import COLORS, THINGS
-from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.notebooks import show
 
 out = Path("figures/captions")
 

@@ -31,8 +31,8 @@ from vitkit.apps.explanations.backbones import (
 )
 from vitkit.apps.explanations.distances import plot_distances
 from vitkit.apps.explanations.regions import attention_ratio
-from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.notebooks import show
+from vitkit.apps.visualization.canvas import save_grid
+from vitkit.apps.visualization.notebooks import show
 
 out = Path("figures/backbones")
 

@@ -20,9 +20,9 @@ from vitkit import CRITERIA
 from vitkit.apps.explanations.images import image_attention
 from vitkit.apps.explanations.masks import draw_loss_points, draw_merging, draw_queries
 from vitkit.apps.explanations.queries import draw_query_heads, draw_query_layers
-from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.masks import draw_panoptic, draw_semantic
-from vitkit.visualization.notebooks import show
+from vitkit.apps.visualization.canvas import save_grid
+from vitkit.apps.visualization.masks import draw_panoptic, draw_semantic
+from vitkit.apps.visualization.notebooks import show
 
 out = Path("figures/masks")
 torch.manual_seed(0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import vitkit
+from vitkit.apps.training.api import FIGURES
 from vitkit.apps.training.checking import check_training
 from vitkit.engine import trainer
 from vitkit.engine.hooks import Hook
@@ -244,7 +245,7 @@ def test_a_part_that_lacks_something_is_named_before_training(part, config, monk
     name, overrides = config
     with pytest.raises(VitkitError, match=CASES[part]) as error:
         trainer.run_training(
-            vitkit.load_config(name, [*overrides, *_using(part)]), torch.device("cpu"), default=Path("run")
+            vitkit.load_config(name, [*overrides, *_using(part)]), torch.device("cpu"), default=Path("run"), **FIGURES
         )
     assert "\n" not in str(error.value)
     assert not Path("run").exists()  # and nothing was left behind

@@ -10,6 +10,7 @@ from helpers.real_runs import finish, losses_of, start
 
 import vitkit
 from vitkit.apps.training.averaging import average
+from vitkit.apps.visualization.curves import read_log
 from vitkit.config import load_config
 from vitkit.engine.hooks import EndAfter
 from vitkit.engine.lora import LoRARun
@@ -17,7 +18,6 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import MODELS
-from vitkit.visualization.curves import read_log
 from vitkit.weights import load_weights, read_checkpoint, save_checkpoint
 
 pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import vitkit
+from vitkit.apps.visualization.curves import read_log
 from vitkit.io.atomic import write_atomically
-from vitkit.visualization.curves import read_log
 
 FOLDER = Path(__file__).parents[1] / "golden" / "versions"
 KEPT = ("config.json", "last.pth", "log.jsonl")

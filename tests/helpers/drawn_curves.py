@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from vitkit.visualization.curves import plot_training, read_log
+from vitkit.apps.visualization.curves import plot_training, read_log
 
 DRAWN: dict[tuple, bytes] = {}
 """Names of the losses and metrics in a log -> its figure."""
 
 
-def plot_once(run_dir: Path) -> None:
+def plot_once(log_path: Path, out_path: Path) -> None:
     """Save the curves of a run, or a copy of those of an earlier run whose log has the same losses and metrics."""
-    log_path, out_path = run_dir / "log.jsonl", run_dir / "curves.png"
     train, val = read_log(log_path)
     kind = tuple(
         frozenset(name for record in records for name in record.get(part, ()))

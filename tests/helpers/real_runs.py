@@ -15,6 +15,7 @@ from helpers.ports import reserve_port
 from helpers.processes import PROCESS_TIMEOUT, PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
+from vitkit.apps.training import api
 from vitkit.distributed import rank, world_size
 from vitkit.engine import trainer
 from vitkit.weights import read_checkpoint
@@ -52,7 +53,7 @@ def run_tool(tool: str, argv: list[str], environment: dict[str, str], prepare: C
     os.dup2(output, 1)
     os.dup2(output, 2)
     # Other tests look at curves; here, drawing them would take longer than the run.
-    trainer.plot_curves = lambda run_dir: None
+    api.FIGURES["plot_training"] = lambda log_path, out_path: None
     if prepare:
         prepare()
     importlib.import_module(f"vitkit.tools.{tool}").main([*argv, "--device", "cpu"])

@@ -6,11 +6,11 @@ import torch
 from helpers.realtime_models import dfine
 from torch import nn
 
+from vitkit.apps.visualization.boxes import draw_detections
 from vitkit.configs.dfine import dfine_model
 from vitkit.errors import CheckpointError
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.model_zoo.converters.dfine import OFFICIAL, TRANSFORMERS
-from vitkit.visualization.boxes import draw_detections
 
 PARAMETERS = {"n": 3_782_691, "s": 10_321_875, "m": 19_590_062, "l": 31_244_150, "x": 62_621_558}
 """Those of the original's models with 80 classes, without the two numbers that are not trained."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import vitkit
+from vitkit.apps.training import api
 from vitkit.engine import trainer
 from vitkit.engine.build import load_initial_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -212,7 +213,7 @@ def config(**train) -> dict:
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_same_masks(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "plot_curves", lambda run_dir: None)
+    monkeypatch.setitem(api.FIGURES, "plot_training", lambda log_path, out_path: None)
     whole = vitkit.train(config(), run_dir=tmp_path / "whole", device="cpu")
     assert {"knn/top1", "loss"} <= whole.metrics.keys()
     save_step = trainer.save_step

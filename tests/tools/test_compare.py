@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vitkit.apps.training.comparing import plot_runs
+from vitkit.apps.visualization.curves import line_colors, smooth
 from vitkit.errors import DataError
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.tools import compare
-from vitkit.visualization.curves import line_colors, smooth
 
 
 def write_log(folder, *, best_epoch, metric="bbox/AP", epochs=6):

@@ -16,12 +16,12 @@ from pycocotools.coco import COCO
 
 from vitkit import BACKBONES, build_dataset
 from vitkit.apps.inference import load
+from vitkit.apps.visualization.curves import read_log
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.structures import ScoreThresholds
 from vitkit.tools import analyze, browse, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
-from vitkit.visualization.curves import read_log
 from vitkit.weights import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
+from vitkit.apps.visualization.canvas import save_figure
 from vitkit.errors import DataError
 from vitkit.tools.benchmark.timing import Measurement
-from vitkit.visualization.canvas import save_figure
 
 STYLES = {
     "vitkit": ("#0072b2", "o", "-"),

@@ -72,6 +72,8 @@ def run_training(
     device: torch.device,
     *,
     default: Path,
+    plot_training: Callable[[Path, Path], None],
+    draw_predictions: Callable[..., Any],
     run_dir: Path | None = None,
     resume: Path | None = None,
     init: Located | None = None,
@@ -85,6 +87,9 @@ def run_training(
         config: the checked config.
         device: this rank's device.
         default: the folder of a new run, numbered if it exists.
+        plot_training: plots the curves of a run that is done; takes the path of its log and that of the figure.
+        draw_predictions: draws predictions of an evaluation; takes the prediction and the target of each image, the
+            dataset, the figure's path, and the score `thresholds` of the objects to draw.
         run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
         init: weights to start from.
@@ -111,6 +116,7 @@ def run_training(
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
         on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
+            validate = partial(validate, draw=draw_predictions)
             fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start, hooks=hooks)
         except Interrupted as interrupted:
             device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
@@ -118,18 +124,12 @@ def run_training(
             print_line(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
             raise
         if is_main():
-            with validation.report_failed_drawing(folder.path / "curves.png"):
-                plot_curves(folder.path)
+            figure = folder.path / "curves.png"
+            with validation.report_failed_drawing(figure):
+                plot_training(folder.path / LOG_NAME, figure)
             written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
             print_line(f"done: {', '.join(written)} are in {folder.path}")
     return folder.path
-
-
-def plot_curves(run_dir: Path) -> None:
-    """Plot the losses and metrics of a run that is done."""
-    from vitkit.visualization.curves import plot_training  # once a run, by one process
-
-    plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
 
 
 def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: torch.device) -> None:
@@ -153,8 +153,11 @@ def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: to
 
 def build_run(
     config: Config, folder: RunFolder, device: torch.device, *, init: Located | None, partial_init: bool = False
-) -> tuple[TrainRun, Validate]:
-    """Build all parts that a config names; return the run, and the function that evaluates its model."""
+) -> tuple[TrainRun, Callable[..., dict[str, float]]]:
+    """Build all parts that a config names; return the run, and the function that evaluates its model.
+
+    That function also takes `draw`, which draws predictions, see `validation.validate`.
+    """
     data = DataSettings(**config["data"])
     settings = TrainSettings(**config["train"]).for_processes(data, world_size())
     seed_everything(settings.seed)

@@ -1,11 +1,12 @@
-"""Evaluates a run on the validation data, and draws predictions for some of its images."""
+"""Evaluates a run on the validation data, and has predictions for some of its images drawn."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,8 +67,14 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     set_rng_state(state)
 
 
-def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:
-    """Return the metrics of a model, the run's or its average, and draw its predictions."""
+def validate(
+    model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_spec: Spec, draw: Callable[..., Any]
+) -> dict[str, float]:
+    """Return the metrics of a model, the run's or its average, and draw its predictions.
+
+    Args:
+        draw: draws them on the main process, see `run_training`.
+    """
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     samples: list[tuple[dict, dict]] = []
     sizes = SizeCounter()
@@ -98,13 +105,11 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
             run.measured["score_thresholds"] = thresholds.to_json(loader.dataset.classes)
         if sizes.resized:
             run.measured["image_sizes"] = ImageSizes.of(sizes.resized).to_json()
-        from vitkit.visualization.predictions import draw_predictions  # only the main process draws
-
         path = run.run_dir / "predictions.png"
         with report_failed_drawing(path):
             # Without a correct prediction there is no threshold: the best of each image show what the model does.
             shown = thresholds or ScoreThresholds(0.0)
-            draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=shown)
+            draw(samples[:NUM_DRAWN], loader.dataset, path, thresholds=shown)
     return metrics
 
 

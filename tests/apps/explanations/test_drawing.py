@@ -17,7 +17,7 @@ from vitkit.apps.explanations.drawing import (
     overlay_attention,
     size_kinds,
 )
-from vitkit.visualization.canvas import class_color
+from vitkit.apps.visualization.canvas import class_color
 
 MAGENTA, GREEN, BLUE, RED, LIMEGREEN = (255, 0, 255), (44, 160, 44), (31, 119, 180), (214, 39, 40), (50, 205, 50)
 

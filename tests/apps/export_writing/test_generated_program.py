@@ -16,10 +16,10 @@ from vitkit import build_model, load_config
 from vitkit.apps.export_reading.graphs import image_graph
 from vitkit.apps.export_writing.metadata import resize_of
 from vitkit.apps.inference import load
+from vitkit.apps.visualization.canvas import class_color
 from vitkit.io.channel_files import read_channels
 from vitkit.io.image_files import FORMATS, read_image
 from vitkit.structures import ImageSizes
-from vitkit.visualization.canvas import class_color
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

@@ -19,10 +19,10 @@ from vitkit.apps.starter import child_runs, own_data, start, timed_run
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights
+from vitkit.apps.visualization import curves
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
-from vitkit.visualization import curves
 
 CHECKS_OF_THE_MODEL = ("weights", "sizes_after_resizing", "random_evaluation", "step_budget", "memory")
 """Checks that build a model, and need ImageNet's weights where a test only pretends that there are some."""

@@ -122,6 +122,7 @@ def test_dicts_by_names_are_overrides(tiny, monkeypatch):
 
 def test_training_starts_from_weights_or_resumes_a_run(tiny):
     first = vitkit.train(tiny, device="cpu")
+    assert {"curves.png", "predictions.png"} <= {path.name for path in first.path.iterdir()}
     second = vitkit.train(tiny, init=first.weights, device="cpu")
     assert second.path == Path("runs/tiny-2")
     resumed = vitkit.train(resume=first.path, device="cpu")

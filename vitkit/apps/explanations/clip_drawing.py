@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.apps.explanations.drawing import NUM_ARROWS, mark_point, overlay_attention
-from vitkit.visualization.canvas import enlarge, save_figure
+from vitkit.apps.visualization.canvas import enlarge, save_figure
 
 _MAX_FRAMES = 8
 _SIDE = 160

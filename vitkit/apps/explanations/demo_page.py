@@ -23,10 +23,10 @@ from vitkit.apps.explanations.prompt_attention import prompt_attention
 from vitkit.apps.explanations.prompts import draw_box_words
 from vitkit.apps.explanations.text import word_attention
 from vitkit.apps.inference import FIELDS, Prediction, Predictor
+from vitkit.apps.visualization.canvas import enlarge
 from vitkit.data.synthetic.world import World
 from vitkit.errors import VitkitError
 from vitkit.structures import ScoreThresholds
-from vitkit.visualization.canvas import enlarge
 
 KEPT_FILES = 64
 """The number of drawings that the page's folder keeps, the newest ones."""

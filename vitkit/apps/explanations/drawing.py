@@ -19,9 +19,9 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from vitkit.apps.explanations.regions import sampling_ratio
+from vitkit.apps.visualization.boxes import draw_detections
+from vitkit.apps.visualization.canvas import class_color, save_figure, scale_image
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
-from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import class_color, save_figure, scale_image
 
 _PANEL = 3.4  # width of a panel in inches
 _DPI = 130

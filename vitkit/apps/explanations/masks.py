@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vitkit.apps.explanations.images import View
 from vitkit.apps.explanations.panels import Panel, draw_rows
+from vitkit.apps.visualization.masks import draw_panoptic
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.mask_results import MaskResults
 from vitkit.ops.mask_postprocess import Geometry, PanopticRules, assign_pixels, geometry_of, panoptic, query_chunks
-from vitkit.visualization.masks import draw_panoptic
 
 RULES = (
     ("void: in no query's mask", (90, 90, 90)),

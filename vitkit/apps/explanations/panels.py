@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from vitkit.apps.explanations.drawing import mark_point, overlay_attention
-from vitkit.visualization.canvas import class_color, save_figure, scale_image
+from vitkit.apps.visualization.canvas import class_color, save_figure, scale_image
 
 SIDE = 224
 """The length of the long side of a panel's image in pixels."""

@@ -20,7 +20,7 @@ from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.apps.explanations.prompt_attention import PromptAttention, prompt_attention
 from vitkit.apps.explanations.text_drawing import draw_heads
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.visualization.canvas import save_figure
+from vitkit.apps.visualization.canvas import save_figure
 
 MAX_PHRASES = 3
 """The most phrases whose words' attention to the image is drawn."""

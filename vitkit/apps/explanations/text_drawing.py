@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from vitkit.apps.visualization.canvas import save_figure
 from vitkit.io.output import writing
 from vitkit.text.vocabulary import SPACE
-from vitkit.visualization.canvas import save_figure
 
 _CELL = 0.3  # inches
 _MARGIN = 1.6

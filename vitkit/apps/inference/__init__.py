@@ -21,7 +21,7 @@ from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.tiling import Tiling
 from vitkit.apps.inference.translator import Translation, Translator
-from vitkit.visualization.predictions import FIELDS
+from vitkit.apps.visualization.predictions import FIELDS
 
 __all__ = [
     "FIELDS",

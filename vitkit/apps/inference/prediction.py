@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitkit.apps.visualization.predictions import FIELDS, draw_prediction
 from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import masks_to_rle
 from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest
 from vitkit.structures import ScoreThresholds
-from vitkit.visualization.predictions import FIELDS, draw_prediction
 
 if TYPE_CHECKING:
     import pandas

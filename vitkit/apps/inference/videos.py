@@ -15,6 +15,8 @@ from vitkit.apps.inference.inputs import Inputs, find_videos
 from vitkit.apps.inference.prediction import Prediction, make_threshold
 from vitkit.apps.inference.predictor import OnFailure, Predictor
 from vitkit.apps.inference.tiling import Tiling
+from vitkit.apps.visualization.canvas import class_color, save_figure
+from vitkit.apps.visualization.clips import draw_strip
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import read_clips
 from vitkit.devices import Precision
@@ -24,8 +26,6 @@ from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_vid
 from vitkit.protocols.model import Model
 from vitkit.structures import Batch
 from vitkit.text.prompts import Prompt
-from vitkit.visualization.canvas import class_color, save_figure
-from vitkit.visualization.clips import draw_strip
 from vitkit.weights import LoadReport
 
 _FRAMES_DRAWN = 8

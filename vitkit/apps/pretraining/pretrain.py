@@ -23,6 +23,7 @@ from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.timed_run import CONFIG, make_free_folder, time_settings, train_in_time
 from vitkit.apps.training.checking import check_training
+from vitkit.apps.visualization.curves import read_log
 from vitkit.config import load_config
 from vitkit.data.datasets.image_folder import list_class_folders
 from vitkit.devices import default_device
@@ -36,7 +37,6 @@ from vitkit.logging import LOG_NAME
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import BACKBONES
 from vitkit.text_format import pluralize
-from vitkit.visualization.curves import read_log
 from vitkit.weights.locate import BACKBONE_WEIGHTS, LAST_NAME, locate
 
 BEFORE, REPORT = "before.json", "report.html"

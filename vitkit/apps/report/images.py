@@ -7,12 +7,12 @@ import numpy as np
 
 from vitkit.apps.report.html import jpeg_url
 from vitkit.apps.report.sections import BoxOverlay, Image, Overlay, PanopticOverlay, PixelOverlay, SemanticOverlay
+from vitkit.apps.visualization.boxes import draw_detections
+from vitkit.apps.visualization.canvas import enlarge, to_pil
+from vitkit.apps.visualization.masks import draw_panoptic, draw_semantic
 from vitkit.errors import DataError
 from vitkit.io.channel_files import as_rgb
 from vitkit.protocols.dataset import Dataset
-from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import enlarge, to_pil
-from vitkit.visualization.masks import draw_panoptic, draw_semantic
 
 logger = logging.getLogger("vitkit")
 

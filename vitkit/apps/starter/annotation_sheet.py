@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.apps.datasets.image_groups import read_shown
+from vitkit.apps.visualization.boxes import draw_detections
+from vitkit.apps.visualization.canvas import save_grid
+from vitkit.apps.visualization.masks import draw_masks
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.sizes import check_size
 from vitkit.io.image_files import path_inside
 from vitkit.io.segmentations import decode_segmentation
 from vitkit.text_format import pluralize
-from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import save_grid
-from vitkit.visualization.masks import draw_masks
 
 NUM_DRAWN = 12
 """The number of images on a sheet."""

@@ -12,6 +12,7 @@ from vitkit.apps.inference import find_model
 from vitkit.apps.inference.writing import make_new_folder
 from vitkit.apps.starter.gallery import Card, write_gallery
 from vitkit.apps.starter.samples import classes_of, describe, draw_sample
+from vitkit.apps.visualization.canvas import save_grid
 from vitkit.config import value_at
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.settings import DataSettings
@@ -24,7 +25,6 @@ from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
 from vitkit.text_format import pluralize
-from vitkit.visualization.canvas import save_grid
 
 IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
 MAX_SEARCHED = 5000

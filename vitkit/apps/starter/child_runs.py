@@ -43,8 +43,8 @@ def time_steps(
     Raises:
         TrainingError: the run failed, or ended before enough steps were timed.
     """
+    from vitkit.apps.visualization.curves import read_log
     from vitkit.logging import LOG_NAME
-    from vitkit.visualization.curves import read_log
 
     shutil.rmtree(folder, ignore_errors=True)
     output = folder.with_suffix(".txt")

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from PIL import ImageDraw
 
+from vitkit.apps.visualization.boxes import draw_detections, target_boxes_xyxy
+from vitkit.apps.visualization.canvas import choose_class_color, enlarge
+from vitkit.apps.visualization.clips import draw_strip
+from vitkit.apps.visualization.masks import draw_masks
 from vitkit.structures import Sample
-from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
-from vitkit.visualization.canvas import choose_class_color, enlarge
-from vitkit.visualization.clips import draw_strip
-from vitkit.visualization.masks import draw_masks
 
 
 def draw_sample(

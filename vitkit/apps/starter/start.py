@@ -31,6 +31,7 @@ from vitkit.apps.starter.timed_run import (
 from vitkit.apps.starter.zero_shot import find_text_prompted, score_zero_shot
 from vitkit.apps.training import api
 from vitkit.apps.training.api import Run
+from vitkit.apps.visualization.curves import read_log
 from vitkit.config import Config, load_config
 from vitkit.devices import default_device, has_bfloat16
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
@@ -38,7 +39,6 @@ from vitkit.logging import LOG_NAME
 from vitkit.protocols.evaluator import is_measured
 from vitkit.registry import BACKBONES, nearest
 from vitkit.text_format import pluralize
-from vitkit.visualization.curves import read_log
 from vitkit.weights import load_pretrained
 from vitkit.weights.pretrained import trained_backbone_spec
 

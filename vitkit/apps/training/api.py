@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from vitkit.apps.interop.transformers_configs import check_architecture
 from vitkit.apps.training.checking import DataWarnings
 from vitkit.apps.training.process_group import close_distributed, init_distributed
 from vitkit.apps.training.testing import Evaluation, evaluate_model
+from vitkit.apps.visualization.curves import plot_training, read_log
+from vitkit.apps.visualization.predictions import draw_predictions
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.splits import Split
 from vitkit.devices import default_device
@@ -26,8 +28,10 @@ from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.trainer import run_training
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
-from vitkit.visualization.curves import read_log
 from vitkit.weights.locate import LAST_NAME, RUN_CONFIG, Located, find_run_weights, find_weights
+
+FIGURES: dict[str, Callable[..., Any]] = {"plot_training": plot_training, "draw_predictions": draw_predictions}
+"""What draws the curves and the predictions of a run, as `run_training` takes it."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ def train(
                 partial_init=init_partial is not None,
                 trust=trust,
                 hooks=[DataWarnings(), *hooks],
+                **FIGURES,
             )
         except Interrupted as interrupted:
             if interrupted.signal == signal.SIGINT:  # a notebook keeps running, whereas SystemExit would end it

@@ -13,12 +13,7 @@ from vitkit.apps.inference.inputs import unique_names
 from vitkit.apps.report import comparison as pages
 from vitkit.apps.training.api import test
 from vitkit.apps.training.results import ScoredResults, score_file, score_run, score_with_config
-from vitkit.config import cfg_diff, reads_root, value_at
-from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.text import LengthGroup, draw_by_length
-from vitkit.logging import LOG_NAME
-from vitkit.registry import nearest
-from vitkit.visualization.curves import (
+from vitkit.apps.visualization.curves import (
     Line,
     draw_panels,
     line_colors,
@@ -27,6 +22,11 @@ from vitkit.visualization.curves import (
     plot_training,
     read_log,
 )
+from vitkit.config import cfg_diff, reads_root, value_at
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.text import LengthGroup, draw_by_length
+from vitkit.logging import LOG_NAME
+from vitkit.registry import nearest
 from vitkit.weights.locate import RUN_CONFIG
 
 

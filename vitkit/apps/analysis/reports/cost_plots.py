@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vitkit.visualization.canvas import save_figure
+from vitkit.apps.visualization.canvas import save_figure
 
 Curve = tuple[Sequence[float], Sequence[float]]
 """Positions along the x axis, and values."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from vitkit.visualization.canvas import save_figure
+from vitkit.apps.visualization.canvas import save_figure
 
 _MOST_TICKS = 14
 

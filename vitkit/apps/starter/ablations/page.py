@@ -16,8 +16,8 @@ from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
 from vitkit.apps.report.intervals import difference_over_seeds
 from vitkit.apps.starter.ablations.goal import Curves, goal_of, goal_table
 from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of, train_command
+from vitkit.apps.visualization.canvas import save_figure
 from vitkit.io.output import write_text
-from vitkit.visualization.canvas import save_figure
 
 _SHOWN = ("vitkit", "torch", "torchvision")
 

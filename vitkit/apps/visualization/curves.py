@@ -13,9 +13,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vitkit.apps.visualization.canvas import save_figure
 from vitkit.errors import DataError
 from vitkit.protocols.evaluator import is_measured
-from vitkit.visualization.canvas import save_figure
 
 _HEADLINE = ("AP", "AP50", "AP75")
 _DETAIL = re.compile(r"AP[sml]|AR(\d+|[sml])|(train_)?matched_accuracy|[PRS]Q.*|\w*(IoU|accuracy).*")

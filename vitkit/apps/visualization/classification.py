@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitkit.visualization.canvas import break_lines, enlarge, font_for, tag_size
+from vitkit.apps.visualization.canvas import break_lines, enlarge, font_for, tag_size
 
 _BAR = (120, 170, 220)
 _MOST = 5  # classes that are listed

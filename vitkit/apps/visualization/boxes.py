@@ -7,9 +7,7 @@ import torch
 from PIL import ImageDraw
 from torch import Tensor
 
-from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
-from vitkit.structures import DetectionTarget
-from vitkit.visualization.canvas import (
+from vitkit.apps.visualization.canvas import (
     Labels,
     Scores,
     choose_class_color,
@@ -20,6 +18,8 @@ from vitkit.visualization.canvas import (
     overlap,
     tag_size,
 )
+from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.structures import DetectionTarget
 
 _MAX_NAMED = 500
 """The most boxes of an image that are named: each name looks for a position among the others."""

@@ -5,7 +5,7 @@ import torch
 from helpers.plain_dataset import PlainDataset
 from PIL import Image
 
-from vitkit.visualization.predictions import draw_predictions
+from vitkit.apps.visualization.predictions import draw_predictions
 
 
 def images(classes=()):

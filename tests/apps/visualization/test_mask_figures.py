@@ -2,10 +2,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitkit.apps.visualization.canvas import choose_class_color, class_color
+from vitkit.apps.visualization.masks import draw_masks, draw_panoptic, draw_semantic
+from vitkit.apps.visualization.predictions import save_pairs
 from vitkit.data.synthetic.shapes import ShapesSegmentation
-from vitkit.visualization.canvas import choose_class_color, class_color
-from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
-from vitkit.visualization.predictions import save_pairs
 
 NAMES = ["cat", "dog", "sky"]
 BLACK = np.zeros((400, 500, 3), np.uint8)

@@ -8,14 +8,14 @@ import cv2
 import numpy as np
 from torch import Tensor
 
+from vitkit.apps.visualization.boxes import draw_detections, target_boxes_xyxy
+from vitkit.apps.visualization.canvas import save_grid, to_pil
+from vitkit.apps.visualization.classification import draw_caption, draw_classes
+from vitkit.apps.visualization.clips import draw_strip
+from vitkit.apps.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 from vitkit.io.channel_files import as_rgb
 from vitkit.protocols.dataset import Dataset
 from vitkit.structures import ScoreThresholds
-from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
-from vitkit.visualization.canvas import save_grid, to_pil
-from vitkit.visualization.classification import draw_caption, draw_classes
-from vitkit.visualization.clips import draw_strip
-from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
 _MORE_THAN_TRUE = 5

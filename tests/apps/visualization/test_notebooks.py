@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.visualization.notebooks import show
+from vitkit.apps.visualization.notebooks import show
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.apps.visualization import curves
+from vitkit.apps.visualization import predictions as predictions_module
+from vitkit.apps.visualization.boxes import draw_detections
+from vitkit.apps.visualization.canvas import class_color, enlarge, save_grid
+from vitkit.apps.visualization.curves import plot_training, read_log, smooth
+from vitkit.apps.visualization.predictions import save_pairs
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import DataError
 from vitkit.structures import ScoreThresholds
-from vitkit.visualization import curves
-from vitkit.visualization import predictions as predictions_module
-from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import class_color, enlarge, save_grid
-from vitkit.visualization.curves import plot_training, read_log, smooth
-from vitkit.visualization.predictions import save_pairs
 
 NAMES = ["cat", "dog"]
 
@@ -138,7 +138,7 @@ def test_curves_are_drawn_from_the_available_records(tmp_path, lines):
 )
 def test_terms_of_the_loss_are_not_flat_below_the_total(losses, expected, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr("vitkit.visualization.curves.save_figure", lambda figure, *a, **k: figures.append(figure))
+    monkeypatch.setattr("vitkit.apps.visualization.curves.save_figure", lambda figure, *a, **k: figures.append(figure))
     record = {"kind": "train", "step": 1, "epoch": 1, "loss": sum(losses.values()), "losses": losses}
     (tmp_path / "log.jsonl").write_text(json.dumps(record))
     plot_training(tmp_path / "log.jsonl", tmp_path / "curves.png")
@@ -181,7 +181,7 @@ def test_legends_stand_beside_the_curves(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "save_figure", lambda figure, path, dpi: figures.append(figure))
     lines = [{"kind": "val", "step": k, "epoch": k, "metrics": {"mIoU": 0.1 * k, "PQ": 0.2}} for k in range(1, 4)]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    curves.plot_training(tmp_path / "log.jsonl", tmp_path / "curves.png")
+    plot_training(tmp_path / "log.jsonl", tmp_path / "curves.png")
     figures[0].draw_without_rendering()
     for axes in figures[0].axes:
         legend = axes.get_legend().get_window_extent()

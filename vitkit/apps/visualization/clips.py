@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitkit.visualization.canvas import to_pil
+from vitkit.apps.visualization.canvas import to_pil
 
 _PER_LINE = 8
 _HEIGHT = 112  # of each frame in a strip, in pixels

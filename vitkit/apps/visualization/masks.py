@@ -9,9 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitkit.ops.label_maps import count_values
-from vitkit.structures import SegmentInfo
-from vitkit.visualization.canvas import (
+from vitkit.apps.visualization.canvas import (
     Labels,
     Scores,
     choose_class_color,
@@ -22,6 +20,8 @@ from vitkit.visualization.canvas import (
     overlap,
     tag_size,
 )
+from vitkit.ops.label_maps import count_values
+from vitkit.structures import SegmentInfo
 
 _OPACITY = 0.35
 """The opacity of masks, low enough to see the image below; their edges are drawn in full color."""
