@@ -76,6 +76,9 @@ def test_images_of_several_sizes_are_refused(tmp_path):
         ({}, r"contains no folders.*CLASS/\*\.jpg"),
         ({"cat": 0, "dog": 0}, r"class folder '.*cat' contains no images \(JPEG.*nor do 1 others"),
         ({"test": 0, "train": 0}, r"contains the splits test, train, not classes. Give '.*train'"),
+        ({"Testing/a": 1, "Training/a": 1}, r"contains the splits Testing, Training, not classes. Give '.*Training'"),
+        ({"seg_pred/a": 1, "seg_test/a": 1, "seg_train/a": 1}, "contains the splits seg_test, seg_train, not classes"),
+        ({"p/oak": 1, "p/elm": 1, "q/oak": 2, "q/elm": 1}, r"p, q contain only folders.*\(elm, oak\).*'.*p'"),
     ],
 )
 def test_a_wrong_folder_is_named(tmp_path, counts, message):

@@ -15,7 +15,7 @@ from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import VideoFolder
 from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, split_folders
 from vitkit.io.image_files import FORMATS, read_image
 from vitkit.io.video_files import open_video
 
@@ -223,3 +223,39 @@ def test_folder_that_cannot_be_read_is_said(photos, caplog, monkeypatch):
     monkeypatch.setattr(os, "scandir", deny)
     assert data_files(photos) == expected
     assert f"'{photos / 'locked'}': left out, as it cannot be read (Permission denied)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["Training", "Testing"], ["train", "test"]),
+        (["TRAIN", "Val2017", "test_set"], ["train", "val", "test"]),
+        (["seg_train", "seg_test", "seg_pred"], ["train", "test", None]),
+        (["birdsTrain", "birdsDev"], ["train", "val"]),
+        (["trainset", "validset"], ["train", "val"]),
+        (["train", "val", "runs"], ["train", "val", None]),
+        (["train"], ["train"]),
+        (["train", "bus", "car"], [None, None, None]),
+        (["train_station", "test_tube"], [None, None]),
+        (["Train", "freight_train"], [None, None]),
+        (["latest", "constraint"], [None, None]),
+    ],
+)
+def test_folders_are_splits_by_a_word_of_their_names_in_any_case(names, splits):
+    expected = {name: split for name, split in zip(names, splits) if split}
+    assert split_folders(names) == expected
+
+
+@pytest.mark.parametrize("kind", ["yolo", "voc", "csv"])
+def test_every_reader_knows_the_same_names_of_splits(tmp_path, kind):
+    for name, split in (("a", "Training"), ("b", "Testing")):
+        if kind == "csv":
+            draw(tmp_path / f"{name}.png")
+            continue
+        for pattern, content in READERS[kind]:
+            path = Path(tmp_path, pattern.format(name))
+            path = path if path.name == "classes.txt" else path.parent / split / path.name
+            draw(path) if content is None else write(path, content)
+    if kind == "csv":
+        write(tmp_path / "x.csv", "file,class,split,x0,y0,x1,y1\na.png,c,TRAINING,1,1,9,9\nb.png,c,Test set,1,1,9,9\n")
+    assert {split: len(ids) for split, ids in read_annotations(tmp_path).splits.items()} == {"train": 1, "test": 1}

@@ -48,9 +48,16 @@ _UNREAD_IMAGES = {suffix for suffixes in _SUFFIXES.values() for suffix in suffix
     *(".psd", ".raf", ".raw", ".rw2", ".sgi", ".svg", ".tga", ".xcf"),
 }
 """Endings of pictures that cannot be read."""
-SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-"""Name of a folder or key -> the split that it stands for."""
-_SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_NAMES)})\d*")
+SPLITS = ("train", "val", "test")
+_WORDS_OF_SPLITS = {
+    "train": ("train", "training", "minitrain"),
+    "val": ("val", "valid", "validation", "dev", "minival"),
+    "test": ("test", "testing"),
+}
+_SPLIT_OF_WORD = {word: split for split, words in _WORDS_OF_SPLITS.items() for word in words}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_BESIDE_SPLIT = ("", "set", "data", "images", "imgs", "image", "img", "labels", "split")
+"""What may stand beside the word in the name of a split, apart from digits and separators."""
 _MAX_FOLDERS = 16
 """How many of the last folders of a name are compared."""
 _WITH_FRAMES = (".gif", ".webp", ".tif", ".tiff")
@@ -91,6 +98,11 @@ def data_files(folder: Path) -> list[Path]:
     """
     files = [*_walk(folder), *ImageStore(folder).list_packed_files()]
     return sorted(files, key=lambda path: path.parts)  # comparing paths takes five times as long
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the sorted names of the folders in a folder, without hidden ones."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -262,5 +274,36 @@ class ImageFiles:
 
 def splits_in(name: str) -> set[str]:
     """Return the splits that the folders of a file stand for: "val" for "val2017/a.jpg"."""
-    folders = (_SPLIT_FOLDER.fullmatch(part.lower()) for part in PurePosixPath(name).parts[:-1])
-    return {SPLIT_NAMES[folder[1]] for folder in folders if folder}
+    return {split for part in PurePosixPath(name).parts[:-1] if (split := split_of(part))}
+
+
+def split_words(name: str) -> list[tuple[str, str]]:
+    """Return the split that each word of a name stands for, in any case, and the rest of the name: [("val", "seg")]
+    for "seg_Valid2"."""
+    words = [match for match in _WORD.finditer(name) if match[0].lower() in _SPLIT_OF_WORD]
+    rests = [re.sub(r"[\W\d_]+", "", name[: m.start()] + name[m.end() :]).lower() for m in words]
+    return [(_SPLIT_OF_WORD[match[0].lower()], rest) for match, rest in zip(words, rests)]
+
+
+def split_of(name: str) -> str | None:
+    """Return the split, one of SPLITS, that a folder, key or value is the name of: "val" for "Validation" or "val2017".
+
+    Further words, as in "seg_train", may belong to anything else: see `split_folders`.
+    """
+    name = re.sub(r"(?i)(?<=[a-z])set$", "", name)
+    return next((split for split, rest in split_words(name) if rest in _BESIDE_SPLIT), None)
+
+
+def split_folders(names: Iterable[str]) -> dict[str, str]:
+    """Return the split that each of several folders beside each other is the name of, {} if they are something else.
+
+    They are splits if all of them are, or if train is among them and another one that differs only in this word.
+    """
+    names = list(names)
+    if names and all(map(split_of, names)):
+        return {name: split_of(name) for name in names}
+    rests: dict[str, dict[str, str]] = {}
+    for name in names:
+        for split, rest in split_words(name):
+            rests.setdefault("" if split_of(name) else rest, {})[name] = split
+    return next((found for found in rests.values() if "train" in found.values() and len({*found.values()}) > 1), {})

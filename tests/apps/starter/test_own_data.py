@@ -151,3 +151,26 @@ def test_train_and_val_of_the_same_images_are_split(tmp_path, capsys):
     data = read_own_data("detection", tmp_path / "cells/data.yaml", None, fraction=0.2, out=tmp_path / "out")
     assert (data.num_train, data.num_val) == (8, 2)
     assert "train and val are the same images, which are therefore split" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("layout", ["{split}/{name}", "trees/seg_{split}/seg_{split}/{name}"])
+def test_class_folders_of_splits_of_any_name_and_depth_are_found(tmp_path, layout):
+    names = [layout.format(split=split, name=name) for split in ("Train", "Val") for name in ("birch", "oak")]
+    images(tmp_path / "data", *(f"{name}/{k}.png" for name in names for k in range(3)))
+    data = read_own_data("classification", tmp_path / "data", None, fraction=0.5, out=tmp_path / "out")
+    assert (data.num_train, data.num_val) == (6, 6) and data.summary.endswith("of 2 classes")
+    assert settings_of(data, "val")["folder"] == str(tmp_path / "data" / names[2].rpartition("/")[0])
+
+
+def test_folder_beside_those_of_the_splits_is_said_to_be_left_out(tmp_path, capsys):
+    names = [f"{split}/{name}/{k}.png" for split in ("Train", "Val") for name in ("birch", "oak") for k in range(3)]
+    images(tmp_path / "data", *names, "pred/0.png")
+    data = read_own_data("classification", tmp_path / "data", None, fraction=0.5, out=tmp_path / "out")
+    assert (data.num_train, data.num_val) == (6, 6)
+    assert "left out: pred, beside the splits Train, Val" in capsys.readouterr().out
+
+
+def test_two_folders_of_one_split_are_named(tmp_path):
+    images(tmp_path / "data", *(f"{split}{part}/x/0.png" for split in ("train", "test") for part in (1, 2)))
+    with pytest.raises(DataError, match="has two folders of test, test1 and test2"):
+        read_own_data("classification", tmp_path / "data", None, fraction=0.5, out=tmp_path / "out")

@@ -8,7 +8,7 @@ import numpy as np
 from vitkit.apps.datasets.image_groups import group_images, photo_names, series_of, stratify
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.folders import SPLIT_NAMES, matches_any
+from vitkit.io.folders import SPLITS, matches_any
 from vitkit.text_format import pluralize
 
 _BLOCKS = 10
@@ -82,7 +82,7 @@ def _find_named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) ->
 
 def _find_recordings(data: AnnotatedImages) -> dict[int, str]:
     """Return the recording of each image according to the annotations: a task, or a subset that is not a split."""
-    subsets = {name: ids for name, ids in data.splits.items() if name not in SPLIT_NAMES.values()}
+    subsets = {name: ids for name, ids in data.splits.items() if name not in SPLITS}
     return {image_id: f"subset {name}" for name, ids in subsets.items() for image_id in ids} | data.recordings
 
 

@@ -27,7 +27,7 @@ from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
 from vitkit.io.atomic import link_atomically
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
-from vitkit.io.folders import SPLIT_NAMES
+from vitkit.io.folders import SPLITS
 from vitkit.io.image_files import path_inside, read_header, upright_size
 from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing
 from vitkit.io.parsing import check_distinct
@@ -85,7 +85,7 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             link_image(image_file(data, image), out, f"images/{target}")
             label_file = (out / "labels" / target).with_suffix(".txt")
             write_text(label_file, "".join(f"{line}\n" for line in lines), below=out)
-    for split in data.splits.keys() - {*SPLIT_NAMES.values()}:
+    for split in data.splits.keys() - {*SPLITS}:
         listed = {*data.splits[split]}
         names_of = [image["file_name"] for image in data.images if image["id"] in listed]
         lost.setdefault(f"images of the split {split!r}, as YOLO reads train, val and test", []).extend(names_of)

@@ -19,7 +19,7 @@ from vitkit.data.datasets.semantic import pair_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, data_files
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, split_folders, subfolders
 from vitkit.io.image_files import upright_size
 from vitkit.io.output import write_text
 from vitkit.structures import IGNORE_INDEX
@@ -203,9 +203,9 @@ def read_classification(images: Path, annotations: Path | None, fraction: float,
     """Read a folder for each class; link the images into folders of the splits, unless these already exist."""
     if annotations is not None:
         raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
-    folders = {split: images / name for name, split in SPLIT_NAMES.items() if (images / name).is_dir()}
+    folders = _find_class_folders(images)
     if not {"train", "val"} <= folders.keys():
-        images = folders.get("train", images)
+        images = folders.get("train", folders.get("", images))
         data = ImageFolder(images)
         folders |= {name: out / name for name in ("train", "val")}
         classes = [Path(name).parts[0] for name in data.image_ids]
@@ -230,6 +230,32 @@ def read_classification(images: Path, annotations: Path | None, fraction: float,
     summary = f"folders of classes: {_counts(splits)} of {pluralize(len(parts['train'].classes), 'classes')}"
     files = [parts["train"].image_path(k) for k in splits["train"]]
     return OwnData(summary, *_sizes(splits), _short_side(files), lines, has_test="test" in parts)
+
+
+def _find_class_folders(folder: Path) -> dict[str, Path]:
+    """Return the folder of the classes of each split, "" for those of a folder without splits.
+
+    Folders with nothing but one folder of folders are entered, as archives put one around their content.
+
+    Raises:
+        DataError: two folders are of one split.
+    """
+    while True:
+        names = subfolders(folder)
+        if len(names) != 1 or not subfolders(folder / names[0]):
+            break
+        folder = folder / names[0]
+    split_of_folder = split_folders(names)
+    folders: dict[str, Path] = {}
+    for name, split in split_of_folder.items():
+        if split in folders:
+            raise DataError(
+                f"'{folder}' has two folders of {split}, {folders[split].name} and {name}. Give a folder with one each."
+            )
+        folders[split] = _find_class_folders(folder / name).get("", folder / name)
+    if folders and (others := [name for name in names if name not in split_of_folder]):
+        print(f"  left out: {', '.join(others)}, beside the splits {', '.join(split_of_folder)}")
+    return folders or {"": folder}
 
 
 READERS: dict[str, Callable[..., OwnData]] = {
@@ -273,12 +299,14 @@ def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> 
 
 
 def find_split_folders(names: Sequence[str]) -> dict[str, list[int]] | None:
-    """Return the splits given by folders named train and val (or valid), and test; None without the first two.
+    """Return the splits given by folders with names such as train, val and test; None without the first two.
 
     Raises:
         DataError: there is a folder of test images, but not both of the others.
     """
-    folders = [SPLIT_NAMES.get(name.split("/")[0]) for name in names]
+    tops = [name.partition("/")[0] for name in names]
+    split_of_top = split_folders({*tops})
+    folders = [split_of_top.get(top) for top in tops]
     splits = {part: [k for k, name in enumerate(folders) if name == part] for part in ("train", "val", "test")}
     if not splits["test"]:
         del splits["test"]

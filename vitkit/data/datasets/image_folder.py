@@ -11,7 +11,7 @@ import numpy as np
 from vitkit.data.datasets.base import BaseImageDataset, new_labels
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms, TransformsBatches
 from vitkit.errors import DataError
-from vitkit.io.folders import SPLIT_NAMES, image_files, is_hidden
+from vitkit.io.folders import SPLITS, image_files, split_folders, subfolders
 from vitkit.io.image_files import FORMATS, ImageStore, to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
@@ -149,6 +149,7 @@ class ImageFolder(ListedFiles):
         label_of = {name: label for label, name in enumerate(classes)}
         start = len(Path(folder).parts)
         parts = [path.parts[start:] for path in image_files(Path(folder))]
+        _check_depth(Path(folder), classes, parts)
         # Files of a folder come before those of its subfolders.
         parts = sorted((p for p in parts if len(p) > 1), key=lambda p: (p[0], os.sep.join(p[:-1]), p[-1]))
         self.list_files(folder, [os.sep.join(p) for p in parts], [label_of[p[0]] for p in parts])
@@ -158,6 +159,23 @@ class ImageFolder(ListedFiles):
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         return self.read_image(self.image_path(index)), self.label(index)
+
+
+def _check_depth(folder: Path, names: Sequence[str], files: Sequence[Sequence[str]]) -> None:
+    """Raise a DataError if several folders have no image, but the same folders of images: these are the classes."""
+    inside: dict[str, set[str]] = {name: set() for name in names}
+    for parts in files:
+        if len(parts) == 2:
+            return
+        if len(parts) > 2:
+            inside[parts[0]].add(parts[1])
+    first = inside[names[0]]
+    if len(names) > 1 and len(first) > 1 and all(folders == first for folders in inside.values()):
+        raise DataError(
+            f"'{folder}': {', '.join(names)} contain only folders, the same in each ({', '.join(sorted(first))}). "
+            f"If they are splits, give one of them, '{folder / names[0]}'; if they are classes, put the images of each "
+            "into its folder itself."
+        )
 
 
 def warn_of_empty_classes(folder: Path, names: Sequence[str], what: str, *, is_error: bool) -> None:
@@ -175,10 +193,10 @@ def list_class_folders(folder: Path) -> list[str]:
         raise DataError(
             f"no folder '{folder}'. Set data.root, or the `folder` of this dataset, to where the data lies."
         )
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
-    if names and set(names) <= SPLIT_NAMES.keys():
-        first = next(name for name in SPLIT_NAMES if name in names)
-        raise DataError(f"'{folder}' contains the splits {', '.join(names)}, not classes. Give '{folder / first}'.")
+    names = subfolders(folder)
+    if splits := split_folders(names):
+        first = min(splits, key=lambda name: SPLITS.index(splits[name]))
+        raise DataError(f"'{folder}' contains the splits {', '.join(splits)}, not classes. Give '{folder / first}'.")
     if not names:
         raise DataError(
             f"'{folder}' contains no folders. Expected one for each class, with its images or videos: CLASS/*.jpg, "

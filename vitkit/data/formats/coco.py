@@ -1,6 +1,5 @@
 """COCO's detection files: a single one, or a folder with one for each split, as Roboflow exports them."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,10 @@ from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.exporters import explain_issues, find_listed_files, read_exporters_fields
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
-from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, ImageFiles, data_files, is_hidden
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden, split_words
 from vitkit.io.image_files import ImageStore
 from vitkit.io.json_files import pause_gc, read_json
 
-# "latest.json" has no test images.
-_SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))
 _NUM_LOOKED_UP = 10
 """Number of listed images that are looked for to find their folder."""
 
@@ -91,9 +88,9 @@ def _add_file(
 
 def _split_of(path: Path, root: Path) -> str:
     """Return the split named in a file's or its folder's name; otherwise the file's name."""
-    for text in (path.stem.lower(), *reversed(path.parent.relative_to(root).parts)):
-        if words := _SPLIT_WORD.findall(text.lower()):
-            return SPLIT_NAMES[words[-1]]
+    for text in (path.stem, *reversed(path.parent.relative_to(root).parts)):
+        if words := split_words(text):
+            return words[-1][0]
     return path.stem
 
 

@@ -13,7 +13,7 @@ from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, singl
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
-from vitkit.io.folders import SPLIT_NAMES, ImageFiles
+from vitkit.io.folders import ImageFiles, split_of
 from vitkit.io.parsing import coordinate
 from vitkit.io.segmentations import is_side
 
@@ -73,7 +73,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
                     f"{'x'.join(map(str, listed_sizes[name]))} in an earlier line. Correct one."
                 )
             image["width"], image["height"] = size
-        split = SPLIT_NAMES.get(row[split_column].strip().lower()) if split_column else None
+        split = split_of(row[split_column]) if split_column else None
         if split:
             data.add_to_split(image["id"], split)
         if box is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, check_mask_size, read_head, single_file
 from vitkit.errors import DataError
-from vitkit.io.folders import SPLIT_NAMES, ImageFiles
+from vitkit.io.folders import ImageFiles, split_of
 from vitkit.io.parsing import check_count, coordinate, read_xml
 from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation, rotate_box
 
@@ -51,7 +51,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         if not is_side(width) or not is_side(height):
             raise DataError(f"annotations: '{path}': image {listed!r} is {width}x{height} pixels. Correct its size.")
         subset, task = element.get("subset", ""), element.get("task_id", "")
-        split = SPLIT_NAMES.get(subset.lower())
+        split = split_of(subset)
         if name not in entries:
             data.add_image(name, width, height)
             entries[name] = data.images[-1]

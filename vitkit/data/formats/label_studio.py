@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.data.formats.sizes import is_scaled, two_sizes
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, SPLIT_NAMES, ImageFiles
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, split_of
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
 from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, rotate
@@ -68,7 +68,7 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
             continue
         if len(results) > 1:
             data.leave_out("further annotations of an image that several people have labeled", listed)
-        split = SPLIT_NAMES.get(str(task["data"].get("split")).lower())
+        split = split_of(str(task["data"].get("split")))
         _add_task(data, files, name, split, results[0].get("result"), context)
     if not data.images:
         raise DataError(f"annotations: '{path}': none of its images is below '{files.folder}' and labeled.")

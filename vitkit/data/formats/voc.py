@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.errors import DataError
-from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, one_form
+from vitkit.io.folders import ImageFiles, data_files, one_form, split_folders, split_of
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.text_files import read_lines
 
@@ -148,18 +148,19 @@ def _read_classes(folder: Path) -> list[str]:
 
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:
     """Set the splits that ImageSets/Main or the folders of the images name."""
-    lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if path.stem in SPLIT_NAMES}
+    lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if split_of(path.stem)}
     by_stem = {Path(one_form(image["file_name"])).with_suffix("").as_posix(): image["id"] for image in data.images}
     for name, path in sorted(lists.items()):
         lines = read_lines(path, "annotations", remedy="Expected an image's name in each line.")
         # A class's list has a number after each name, which may have blanks.
         options = [(one_form(line), *one_form(line).rsplit(maxsplit=1)) for _, line in lines]
         stems = [next((text for text in texts[:2] if text in by_stem), texts[0]) for texts in options]
-        data.splits[SPLIT_NAMES[name]] = [by_stem[stem] for stem in stems if stem in by_stem]
+        data.splits[split_of(name)] = [by_stem[stem] for stem in stems if stem in by_stem]
         for stem in stems:
             if stem not in by_stem:
                 data.leave_out(f"names in {path.name} without annotated image", stem)
     tops = {image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
-    if not lists and tops and tops <= SPLIT_NAMES.keys():
-        for image in data.images:
-            data.splits.setdefault(SPLIT_NAMES[image["file_name"].partition("/")[0]], []).append(image["id"])
+    split_of_top = split_folders(tops)
+    for image in data.images if not lists and tops == split_of_top.keys() else ():
+        if (top := image["file_name"].partition("/")[0]) in tops:
+            data.add_to_split(image["id"], split_of_top[top])

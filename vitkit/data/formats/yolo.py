@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.errors import DataError
-from vitkit.io.folders import SPLIT_NAMES, ImageFiles, data_files, is_hidden, one_form
+from vitkit.io.folders import ImageFiles, data_files, is_hidden, one_form, split_folders, split_of
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, read_yaml
 from vitkit.io.segmentations import polygon_fields, round_pixels
 from vitkit.io.text_files import read_lines
@@ -75,15 +75,15 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images)
     data = AnnotatedImages("yolo", annotations, images)
     reader = _Reader(data, files, _settings_near(labels), labels)
-    splits = {PurePosixPath(name).parts[0] for name in files.names if "/" in name}
-    use_splits = bool(splits) and splits <= SPLIT_NAMES.keys()
+    tops = {name.partition("/")[0] for name in files.names if "/" in name}
+    splits = split_folders(tops)
     used = set()
     for name in files.names:
         path = PurePosixPath(name)
         label_file = reader.label_file(images / name, labels, path)
         used.add(label_file)
         # Images beside the folders of the splits belong to none of them.
-        reader.add(name, label_file, SPLIT_NAMES.get(path.parts[0]) if use_splits else None)
+        reader.add(name, label_file, splits.get(path.parts[0]) if splits.keys() == tops else None)
     reader.finish()
     others = {path for path in data_files(labels) if path.suffix == ".txt"} - used
     for file in sorted(others):
@@ -115,7 +115,7 @@ def _read_lists(path: Path, lists: Mapping[str, Path], images: Path | None) -> A
     files = ImageFiles(root)
     reader = _Reader(data, files, {}, path.parent)
     for subset, file in lists.items():
-        split = SPLIT_NAMES.get(subset.lower())
+        split = split_of(subset)
         for _, line in read_lines(file, "annotations", remedy="Expected an image's path in each line."):
             name = files.find(line)
             if name is None:
@@ -154,7 +154,7 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     reader = _Reader(data, files, settings, path.parent)
     has_labels = False
     for key, value in settings.items():
-        split = SPLIT_NAMES.get(key.lower())
+        split = split_of(key)
         if split is None:
             continue
         for entry in value if isinstance(value, list) else [value] if value else []:
