@@ -513,3 +513,88 @@ def test_images_that_would_share_a_label_file_are_named(tmp_path, to):
     data.add_image("a.bmp", 40, 20)
     with pytest.raises(DataError, match="'a.bmp' and 'a.png' would have one label file"):
         WRITERS[to](data, tmp_path / "out", {})
+
+
+LISTED = ("mon/1", "mon/2", "tue/1", "tue/2")
+
+
+def write_listed(folder, kind, names):
+    """Write annotations of images, with a box of an own place for each."""
+    boxes_of = {name: (k, 0, k + 10, 10) for k, name in enumerate(names, start=1)}
+    if kind == "voc":
+        for name, corners in boxes_of.items():
+            voc(folder / "source" / name.partition("/")[0], name.partition("/")[2], ("cat", *corners))
+        return folder / "source"
+    if kind == "labelme":
+        for name, (x0, y0, x1, y1) in boxes_of.items():
+            shape = {"label": "cat", "shape_type": "rectangle", "points": [[x0, y0], [x1, y1]]}
+            content = {"shapes": [shape], "imagePath": f"{name[-1]}.jpg", "imageWidth": 40, "imageHeight": 20}
+            write(folder / f"source/{name}.json", json.dumps(content))
+        return folder / "source"
+    if kind == "csv":
+        rows = [f"{name}.jpg,{','.join(map(str, corners))},cat" for name, corners in boxes_of.items()]
+        return write(folder / "source.csv", "\n".join(["file,xmin,ymin,xmax,ymax,class", *rows]))
+    if kind == "cvat":
+        box = '<box label="cat" xtl="{}" ytl="{}" xbr="{}" ybr="{}"/>'
+        images = [
+            f'<image name="{name}.jpg" width="40" height="20">{box.format(*corners)}</image>'
+            for name, corners in boxes_of.items()
+        ]
+        return write(folder / "source.xml", f"<annotations>{''.join(images)}</annotations>")
+    tasks = []
+    for name, (x0, y0, x1, y1) in boxes_of.items():
+        value = {"x": x0 / 0.4, "y": y0 / 0.2, "width": (x1 - x0) / 0.4, "height": (y1 - y0) / 0.2, "rotation": 0}
+        result = {"type": "rectanglelabels", "original_width": 40, "value": {**value, "rectanglelabels": ["cat"]}}
+        tasks.append({"id": 1, "data": {"image": f"{name}.jpg"}, "annotations": [{"result": [result]}]})
+    return write(folder / "source.json", json.dumps(tasks))
+
+
+@pytest.mark.parametrize("kind", ["voc", "labelme", "csv", "cvat", "label_studio"])
+@pytest.mark.parametrize("present", ["mon", "tue"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_missing_image_is_not_replaced_by_one_of_its_name_in_another_folder(tmp_path, kind, present, inside):
+    draw_images(tmp_path / "images", f"{present}/1.jpg", f"{present}/2.jpg")
+    images = tmp_path / "images" / (present if inside else ".")  # the folder that is given may be the innermost one
+    data = read_annotations(write_listed(tmp_path, kind, LISTED), images)
+    assert len(data.images) == 2 and [image["file_name"].rpartition("/")[2] for image in data.images] == [
+        "1.jpg",
+        "2.jpg",
+    ]
+    assert [box[0] for _, _, box in boxes(data)] == ([1, 2] if present == "mon" else [3, 4])
+    assert sum(map(len, data.left_out.values())) == 2
+
+
+@pytest.mark.parametrize("kind", ["voc", "csv", "cvat", "label_studio"])
+def test_two_paths_that_name_one_image_equally_well_are_an_error(tmp_path, kind):
+    draw_images(tmp_path / "images", "1.jpg")
+    with pytest.raises(DataError, match=r"'mon/1.*' and 'tue/1.*' both name '.*1\.jpg', the only image of that name"):
+        read_annotations(write_listed(tmp_path, kind, ["mon/1", "tue/1"]), tmp_path / "images")
+
+
+def test_images_are_found_by_names_of_another_case_if_there_are_none_of_this_one(tmp_path):
+    draw_images(tmp_path / "images", "IMG_1.JPG", "Mon/a.jpg", "b.jpg", "B.JPG")
+    data = read_annotations(write_listed(tmp_path, "csv", ["img_1", "mon/A", "b"]), tmp_path / "images")
+    assert [image["file_name"] for image in data.images] == ["IMG_1.JPG", "Mon/a.jpg", "b.jpg"]
+
+
+def test_text_file_of_two_images_is_an_error(tmp_path):
+    draw_images(tmp_path / "images", "dogs/1.jpg", "others/1.jpg")
+    write(tmp_path / "labels/1.txt", "0 0.5 0.5 0.2 0.2")
+    with pytest.raises(DataError, match=r"1\.txt' is the only text file of two images, dogs/1\.jpg and others/1\.jpg"):
+        read_annotations(tmp_path / "labels", tmp_path / "images")
+
+
+@pytest.mark.parametrize("suffixes", [("_mask", "_mask_1"), ("_color", "_instanceIds", "_labelIds")])
+def test_two_label_images_of_one_image_are_an_error(tmp_path, suffixes):
+    draw_images(tmp_path / "images", "a.jpg")
+    draw_images(tmp_path / "maps", *(f"a{suffix}.png" for suffix in suffixes))
+    with pytest.raises(DataError, match=rf"a{suffixes[0]}\.png and a{suffixes[1]}\.png are both of the image a\.jpg"):
+        read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+
+
+def test_groups_of_open_images_are_crowds(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    rows = ["a,Cat,0.1,0.5,0.1,0.5,0", "a,Cat,0.5,0.9,0.5,0.9,1"]
+    write(tmp_path / "boxes.csv", "\n".join(["ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf", *rows]))
+    data = read_annotations(tmp_path / "boxes.csv")
+    assert [annotation["iscrowd"] for annotation in data.annotations] == [0, 1]

@@ -107,3 +107,15 @@ def test_an_image_that_was_annotated_with_another_shape_is_an_error(tmp_path):
     other = scaled | {"original_height": 160}
     with pytest.raises(DataError, match=r"task 7: image '1.png' is 80x60 pixels .* and annotated as 160x160\. Give"):
         read(tmp_path, task("1.png", other))
+
+
+def test_annotation_that_is_marked_as_the_truth_is_read(tmp_path):
+    two = task("1.png", box("cat", 0, 0, 10, 10))
+    two["annotations"].append({"id": 2, "ground_truth": True, "result": [box("dog", 50, 50, 25, 25)]})
+    data = read(tmp_path, two)
+    assert [annotation["bbox"] for annotation in data.annotations] == [[40, 30, 20, 15]]
+
+
+def test_task_of_several_images_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"task 7: its data names 2 images, such as '1\.png' and '2\.png'"):
+        read(tmp_path, task("1.png", box("cat", 0, 0, 10, 10), right="2.png"))

@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from unicodedata import normalize
 
@@ -229,43 +231,99 @@ class ImageFiles:
         folders = {name.rpartition("/")[0] for name in (*self.names, *self.arrays)}
         self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
         """The splits that have a folder."""
+        self._folders = [one_form(part) for part in folder.resolve().parts]
+        self._named: dict[tuple[str, str | None], tuple[int, str]] = {}
+        """File and split -> how many folders of the path that names it agree with its own, and that path."""
+
+    def expect(self, listed: Iterable[Sequence[str]]) -> None:
+        """Look at all names that will be asked for, each with its alternatives: of several paths for one file, the one
+        whose folders agree with the file's names it, and `find` does not find it by the others."""
+        for names in listed:
+            if found := self._match(names, None, frozenset()):
+                file, agreement, path = found
+                if agreement > self._named.get((file, None), (-1, ""))[0]:
+                    self._named[file, None] = agreement, path
 
     def find(self, *names: str, split: str | None = None, other_splits: Set[str] = frozenset()) -> str | None:
         """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
-        first, its ending may be missing or another image's, and it may have another Unicode form. A name in a split's
-        folder, such as "val2017/a.jpg", does not match a file in the folder of another split.
+        first, its ending may be missing or another image's, and it may have another Unicode form or case. A name in a
+        split's folder, such as "val2017/a.jpg", does not match a file in the folder of another split. Two paths never
+        find one file: it belongs to the one that agrees with more of its folders, see `expect`.
 
         Args:
             split: of several files that match a name, the one in a folder of this split is returned.
             other_splits: names outside the folders of splits do not match files in the folders of these.
         Raises:
-            DataError: several images have that name.
+            DataError: several images have that name, or another path has found this image.
         """
-        for name in names:
-            path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
-            stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
-            named = splits_in(str(path)) & self.splits
-            others = self.splits - named if named else other_splits
-            for k in range(len(path.parts)):
-                for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
-                    matches = self._by_key.get(key, ())
-                    exact = [match for match in matches if one_form(match) == key]
-                    if exact:  # only a folder with both Unicode forms of a name has two of them
-                        matches = [name] if name in exact else exact[:1]
-                    elif others:
-                        matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
-                    if len(matches) > 1 and split is not None:
-                        matches = [match for match in matches if split in splits_in(match)] or matches
-                    if len(matches) > 1:
-                        raise DataError(
-                            f"'{path}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
-                            f"{matches[1]}. Give each image a unique name, or read one folder at a time."
-                        )
-                    if matches:
-                        return matches[0]
+        found = self._match(names, split, other_splits)
+        if found is None:
+            return None
+        file, agreement, path = found
+        most, other = self._named.setdefault((file, split), (agreement, path))
+        if agreement < most:  # the photo of another folder, which is not there
+            return None
+        if other != path:
+            raise DataError(
+                f"'{other}' and '{path}' both name '{self.folder / file}', the only image of that name below "
+                f"'{self.folder}'. Add the missing image, or give the folder that contains both of their folders."
+            )
+        return file
+
+    def _match(self, names: Sequence[str], split: str | None, other_splits: Set[str]) -> tuple[str, int, str] | None:
+        """Return the file that the first matching name refers to, how many of its folders agree with the name's, and
+        the name as a path; None without a match."""
+        for by_key, form in ((self._by_key, str), (self._by_folded_key, str.casefold)):
+            for name in names:
+                path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
+                stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
+                keys = [form("/".join(p.parts[k:])) for k in range(len(path.parts)) for p in (path, stem)]
+                for key in keys:
+                    if file := self._choose(by_key.get(key, ()), name, key, path, split, other_splits):
+                        return file, self._agreement(path, file), str(path)
         return None
+
+    def _choose(
+        self,
+        matches: Sequence[str],
+        name: str,
+        key: str,
+        path: PurePosixPath,
+        split: str | None,
+        other_splits: Set[str],
+    ) -> str | None:
+        """Return the one of the files with a key that a name refers to, see `find`."""
+        named = splits_in(str(path)) & self.splits
+        others = self.splits - named if named else other_splits
+        exact = [match for match in matches if one_form(match) == key]
+        if exact:  # only a folder with both Unicode forms of a name has two of them
+            matches = [name] if name in exact else exact[:1]
+        elif others:
+            matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
+        if len(matches) > 1 and split is not None:
+            matches = [match for match in matches if split in splits_in(match)] or matches
+        if len(matches) > 1:
+            raise DataError(
+                f"'{path}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
+                f"{matches[1]}. Give each image a unique name, or read one folder at a time."
+            )
+        return matches[0] if matches else None
+
+    @cached_property
+    def _by_folded_key(self) -> dict[str, list[str]]:
+        """The files by their keys in one case, for names that differ from a file's in case only."""
+        by_key: dict[str, dict[str, None]] = {}
+        for key, names in self._by_key.items():
+            by_key.setdefault(key.casefold(), {}).update(dict.fromkeys(names))
+        return {key: [*names] for key, names in by_key.items()}
+
+    def _agreement(self, path: PurePosixPath, file: str) -> int:
+        """Return how many of the last folders of a path and of a file are the same."""
+        own = [*self._folders, *PurePosixPath(one_form(file)).parts[:-1]]
+        pairs = zip(reversed(path.parts[:-1]), reversed(own))
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def size(self, name: str) -> tuple[int, int]:
         """Read (width, height) of an image, upright; raises like `read_header`."""

@@ -20,6 +20,8 @@ from vitkit.io.segmentations import is_side
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
 _CLASS = ("class", "label", "category", "class_name", "name", "labelname", "category_name")
 _SPLIT = ("split", "subset", "set")
+_GROUP = "isgroupof"
+"""Open Images' column of boxes around several objects of a class, which are crowds."""
 _CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x0", "y0", "x1", "y1"), ("x1", "y1", "x2", "y2"),
             ("left", "top", "right", "bottom"))  # fmt: skip
 _SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"),
@@ -53,6 +55,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     if fractions:
         data.notes.append("no number is above 1, apart from rounding: the boxes are fractions of their image")
     size_columns = next((names for names in _IMAGE_SIZES if {*names} <= {*columns} - {*boxes}), None)
+    files.expect([row[file_column].strip()] for _, row, _ in parsed)
     by_name: dict[str, dict | None] = {}
     listed_sizes: dict[str, tuple[int, int]] = {}
     for number, row, box in parsed:
@@ -85,7 +88,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
         if min(xywh[2:]) < 0:
             raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Swap its ends.")
-        data.add_object(image["id"], label, xywh)
+        data.add_object(image["id"], label, xywh, iscrowd=int(row.get(_GROUP, "").strip() in ("1", "true", "True")))
     for name in files.names:
         if name not in by_name:
             data.leave_out("images that are in no line", name)

@@ -41,6 +41,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     for label in root.iterfind("meta//labels/label/name"):
         data.category_id(data.strip_name(label.text or "", f"annotations: '{path}': the name of a label"))
     entries: dict[str, dict[str, Any]] = {}
+    files.expect([element.get("name", "")] for element in root.iterfind("image"))
     for element in root.iterfind("image"):
         listed = element.get("name", "")
         name = files.find(listed)

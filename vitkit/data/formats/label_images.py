@@ -96,13 +96,17 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
     takes_named = format == "semantic_maps" and bool(names)
     data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
     data.categories.extend({"id": value, "name": name} for value, name in names.items())
-    used = set()
+    used: dict[str, str] = {}
     for label_name in labels.names:
         name = _image_of(label_name, files)
         if name is None:
             data.leave_out("label images without an image", label_name)
             continue
-        used.add(name)
+        if used.setdefault(name, label_name) != label_name:
+            raise DataError(
+                f"'{annotations}': {used[name]} and {label_name} are both of the image {name}; expected one "
+                "label image of each image, with all of its objects. Merge them, or move the others to another folder."
+            )
         try:
             path = annotations / label_name
             if colors and format == "semantic_maps":

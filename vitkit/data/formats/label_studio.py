@@ -52,10 +52,14 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("label-studio", annotations, files.folder)
     key = "annotations" if any(task.get("annotations") for task in tasks) else "predictions"
-    for number, task in enumerate(tasks, start=1):
-        context = f"annotations: '{path}': task {task.get('id', number)}"
+    contexts = [f"annotations: '{path}': task {task.get('id', number)}" for number, task in enumerate(tasks, start=1)]
+    names = []
+    for task, context in zip(tasks, contexts):
         listed = _image_name(task["data"], context)
-        name = files.find(listed, *_UPLOADED.findall(listed.rpartition("/")[2]))
+        names.append((listed, *_UPLOADED.findall(listed.rpartition("/")[2])))
+    files.expect(names)
+    for task, context, (listed, *others) in zip(tasks, contexts, names):
+        name = files.find(listed, *others)
         if name is None:
             data.leave_out("images that the JSON lists but the folder does not have", listed)
             continue
@@ -67,6 +71,7 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
             data.leave_out("images that nobody has labeled", listed)
             continue
         if len(results) > 1:
+            results.sort(key=lambda entry: not entry.get("ground_truth"))  # the one that is marked, else the first
             data.leave_out("further annotations of an image that several people have labeled", listed)
         split = split_of(str(task["data"].get("split")))
         _add_task(data, files, name, split, results[0].get("result"), context)
@@ -79,12 +84,17 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
 def _image_name(data: Mapping[str, Any], context: str) -> str:
     """Return the file that a task's data names, which may be a URL or a path of Label Studio's server."""
     texts = [value for value in data.values() if isinstance(value, str)]
-    for text in texts:
-        # "?d=" names a file below the server's folder of local files.
-        name = parse_qs(urlsplit(text).query).get("d", [unquote(urlsplit(text).path) or text])[0]
-        if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES:
-            return name.lstrip("/")
-    raise DataError(f"{context}: its data names no image, but {str(texts)[:80]}. Export tasks of images.")
+    # "?d=" names a file below the server's folder of local files.
+    names = [parse_qs(urlsplit(text).query).get("d", [unquote(urlsplit(text).path) or text])[0] for text in texts]
+    images = [name.lstrip("/") for name in names if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+    if not images:
+        raise DataError(f"{context}: its data names no image, but {str(texts)[:80]}. Export tasks of images.")
+    if len({*images}) > 1:
+        raise DataError(
+            f"{context}: its data names {len({*images})} images, such as {images[0]!r} and {images[1]!r}. "
+            "Expected one: make a task of each image."
+        )
+    return images[0]
 
 
 def _add_task(

@@ -48,13 +48,19 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
     folder = annotations.parent if single else annotations
     files = ImageFiles(images or folder)
     data = AnnotatedImages("labelme", annotations, files.folder)
+    names: dict[Path, tuple[str, str]] = {}
+    contents = {}
     for path in [single] if single else [p for p in data_files(folder) if p.suffix.lower() == ".json"]:
         content = read_json(path)
         if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
             data.leave_out("JSON files without shapes", path.name)
             continue
         inside = path.relative_to(folder).parent.as_posix()
-        name = files.find(f"{inside}/{path.stem}", f"{inside}/{content.get('imagePath') or '?'}")
+        names[path] = f"{inside}/{path.stem}", f"{inside}/{content.get('imagePath') or '?'}"
+        contents[path] = content
+    files.expect(names.values())
+    for path, content in contents.items():
+        name = files.find(*names[path])
         if name is None:
             data.leave_out("JSON files without an image", path.name)
             continue

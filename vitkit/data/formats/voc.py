@@ -64,9 +64,13 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     for name in listed:
         data.category_id(name)
     used = set()
+    names = {}
     for path, root in roots.items():
         inside = path.relative_to(folder).parent.as_posix()
-        name = files.find(f"{inside}/{path.stem}", f"{inside}/{_text(root, 'filename', path) or path.stem}")
+        names[path] = f"{inside}/{path.stem}", f"{inside}/{_text(root, 'filename', path) or path.stem}"
+    files.expect(names.values())
+    for path, root in roots.items():
+        name = files.find(*names[path])
         if name is None:
             data.leave_out("XML files without an image", path.name)
             continue

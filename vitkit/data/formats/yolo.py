@@ -258,6 +258,8 @@ class _Reader:
         """The lines with more numbers than a box has, as long as all of them may be poses."""
         self.may_be_poses = True
         self.label_names: dict[Path, dict[str, Path]] = {}
+        self.image_of: dict[Path, str] = {}
+        """The image of each text file that was read."""
         self.names = _find_class_names(settings, folder)
         self.is_named = bool(self.names)
         if not self.is_named:
@@ -302,6 +304,11 @@ class _Reader:
         if image is not None and split is not None:
             self.data.add_to_split(image["id"], split)
         if image is not None and label_file is not None and is_new:
+            if (other := self.image_of.setdefault(label_file, name)) != name:
+                raise DataError(
+                    f"'{label_file}' is the only text file of two images, {other} and {name}. Put the text files into "
+                    "folders like those of the images, or give each image a unique name."
+                )
             self._add_objects(image, label_file)
         return image
 
