@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from vitkit.backbones.base import check_feature_info
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.queries import QueryHead, run_with_training_queries
-from vitkit.ops.detections import BatchDetections, in_pixels
+from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols.backbone import Backbone, Neck, with_defaults
 from vitkit.protocols.model import Model, child
@@ -23,6 +22,8 @@ from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import AttentionLayers, Detections, DetectionTarget
 
 logger = logging.getLogger("vitkit")
+Part = Spec | nn.Module
+"""A part of a model: its spec, or the module."""
 
 
 class ModelOnBackbone(Model):
@@ -53,7 +54,6 @@ class DensePredictionModel(ModelOnBackbone):
             so that results depend on the other images in the batch; official metrics include this. True prevents it: an
             image's results are then the same, except for rounding, on its own and in any batch (but for DINO, whose
             queries' positions are those in the padded map).
-        size_divisibility: images are padded with zeros to a multiple of this; the padding counts as part of the image.
     Raises:
         ConfigError: `isolate_padding` is set but the backbone or the neck does not support it, or the backbone's
             `feature_info` does not match its outputs.
@@ -61,18 +61,19 @@ class DensePredictionModel(ModelOnBackbone):
 
     needs_all_features = False
     """Whether the model itself reads maps of the backbone that the neck does not read."""
+    size_divisibility = 1
+    """Images are padded with zeros to a multiple of this; the padding counts as part of the image."""
 
     def __init__(
         self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
+        backbone: Part,
+        neck: Part,
+        head: Part,
         *,
         num_classes: int | None,
         num_queries: int | None = None,
         training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
-        size_divisibility: int = 1,
     ):
         super().__init__()
         self.backbone = BACKBONES.build(backbone)
@@ -93,10 +94,9 @@ class DensePredictionModel(ModelOnBackbone):
         self.training_queries = None
         self.add_training_queries(training_queries, num_classes)
         self.isolate_padding = isolate_padding
-        self.size_divisibility = size_divisibility
         # If strides divide the size, an image's part of a map does not depend on the amount of padding.
-        stride = max(info.stride for info in self.neck.feature_info.values()) if isolate_padding else 1
-        self.padding_multiple = math.lcm(stride, size_divisibility)
+        strides = [info.stride for info in self.neck.feature_info.values()]
+        self.padding_multiple = max(strides) if isolate_padding else 1
         """Images are padded to multiples of this, in pixels."""
 
     def add_training_queries(self, specs: Sequence[Spec], num_classes: int | None) -> None:
@@ -239,7 +239,7 @@ class QueryDetector(Detector):
         nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
             them, as in the papers. It helps after short training, when queries still find objects twice; see
             configs/bccd/dino_r18.py.
-        training_queries, isolate_padding: see `DensePredictionModel`.
+        options: `training_queries` and `isolate_padding`, see `DensePredictionModel`.
     Raises:
         ConfigError: a number is out of range; see `DensePredictionModel`.
     """
@@ -249,28 +249,24 @@ class QueryDetector(Detector):
 
     def __init__(
         self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
+        backbone: Part,
+        neck: Part,
+        head: Part,
         *,
         num_queries: int = 300,
         num_classes: int = 80,
         num_detections: int = 300,
         nms_iou: float | None = None,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_classes=num_classes,
-            num_queries=num_queries,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(backbone, neck, head, num_classes=num_classes, num_queries=num_queries, **options)
         check_detections(num_detections, nms_iou)
         self.num_detections, self.nms_iou = num_detections, nms_iou
+
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
+        best = best_pairs(outputs["pred_logits"], outputs["pred_boxes"], self.num_detections)
+        return suppress_duplicates(best, self.nms_iou)
 
 
 def network_key(backbone: nn.Module, feature: str) -> int:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
-from vitkit.models.base import check_tasks
+from vitkit.models.base import Part, check_tasks
 from vitkit.models.detr import DETR
 from vitkit.ops.detr_masks import SMALLEST_AREA, instance_masks, panoptic_map
 from vitkit.ops.images import resize_mask, unpadded_sizes
-from vitkit.registry import MODELS, Spec
+from vitkit.registry import MODELS
 
 _FIELDS = {"instance": "masks", "panoptic": "panoptic"}
 """Task -> the field of its predictions."""
@@ -38,9 +38,9 @@ class DETRSegmentation(DETR):
 
     def __init__(
         self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
+        backbone: Part,
+        neck: Part,
+        head: Part,
         *,
         num_queries: int = 100,
         num_classes: int = 250,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitkit.models.base import QueryDetector
 from vitkit.ops.boxes import clamp_sizes
-from vitkit.ops.detections import BatchDetections, best_pairs, suppress_duplicates
+from vitkit.ops.detections import BatchDetections
 from vitkit.registry import MODELS
 
 
@@ -18,8 +18,5 @@ class DFINE(QueryDetector):
     """
 
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
-        """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
         # A box whose opposite edges have crossed has no width or height.
-        boxes_cxcywh = clamp_sizes(outputs["pred_boxes"])
-        best = best_pairs(outputs["pred_logits"], boxes_cxcywh, self.num_detections)
-        return suppress_duplicates(best, self.nms_iou)
+        return super().detections({**outputs, "pred_boxes": clamp_sizes(outputs["pred_boxes"])})

@@ -1,16 +1,16 @@
 """Base classes of mask classification models: their construction, and the conversion of outputs to predictions."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import ConfigError
-from vitkit.models.base import DensePredictionModel, check_tasks
+from vitkit.models.base import DensePredictionModel, Part, check_tasks
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.mask_postprocess import PanopticRules, geometry_of, instances, panoptic, semantic_map, semantic_scores
 from vitkit.ops.masks import boxes_around_masks, pad_masks
-from vitkit.registry import Spec
 from vitkit.structures import DetectionTarget
 
 TASKS = ("semantic", "instance", "panoptic")
@@ -138,7 +138,7 @@ class MaskClassifier(MaskResults, DensePredictionModel):
             `MaskResults.set_results`; a run sets its dataset's things.
         size_divisibility: images are padded at the right and bottom to a multiple of this, as in the original; 1: no
             padding.
-        training_queries, isolate_padding: see `DensePredictionModel`.
+        options: `training_queries` and `isolate_padding`, see `DensePredictionModel`.
     Raises:
         ConfigError: there is no task or an unknown one, or the length of `things` is not the number of classes.
     """
@@ -147,9 +147,9 @@ class MaskClassifier(MaskResults, DensePredictionModel):
 
     def __init__(
         self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
+        backbone: Part,
+        neck: Part,
+        head: Part,
         *,
         num_queries: int = 100,
         num_classes: int = 80,
@@ -159,19 +159,11 @@ class MaskClassifier(MaskResults, DensePredictionModel):
         object_threshold: float = 0.8,
         overlap_threshold: float = 0.8,
         size_divisibility: int = 32,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_classes=num_classes,
-            num_queries=num_queries,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-            size_divisibility=size_divisibility,
-        )
+        super().__init__(backbone, neck, head, num_classes=num_classes, num_queries=num_queries, **options)
+        self.size_divisibility = size_divisibility
+        self.padding_multiple = math.lcm(self.padding_multiple, size_divisibility)
         self.set_results(
             num_classes,
             tasks=tasks,

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitkit.models.base import DensePredictionModel
+from vitkit.models.base import DensePredictionModel, Part
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.mask_postprocess import geometry_of, upsample_in_bands
-from vitkit.registry import MODELS, Spec
+from vitkit.registry import MODELS
 from vitkit.structures import AttentionLayers
 
 
@@ -29,13 +29,7 @@ class PerPixelClassification(DensePredictionModel):
     tasks = returns = ("semantic",)
 
     def __init__(
-        self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
-        *,
-        num_classes: int = 150,
-        isolate_padding: bool = False,
+        self, backbone: Part, neck: Part, head: Part, *, num_classes: int = 150, isolate_padding: bool = False
     ):
         super().__init__(backbone, neck, head, num_classes=num_classes, isolate_padding=isolate_padding)
         self.stride = next(iter(self.neck.feature_info.values())).stride

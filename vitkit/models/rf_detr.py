@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import ConfigError
-from vitkit.models.base import QueryDetector
-from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
+from vitkit.models.base import Part, QueryDetector
+from vitkit.ops.detections import BatchDetections, in_pixels
 from vitkit.ops.images import padding_to_multiple, unpadded_sizes
 from vitkit.ops.mask_postprocess import geometry_of, upsample_to_masks
 from vitkit.protocols.model import child
-from vitkit.registry import MODELS, Spec
+from vitkit.registry import MODELS
 from vitkit.structures import DetectionTarget
 
 
@@ -24,17 +24,8 @@ class RFDETR(QueryDetector):
     The arguments are those of `QueryDetector`. The official checkpoints have 91 classes, for COCO's raw category ids.
     """
 
-    def __init__(
-        self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
-        *,
-        num_queries: int = 300,
-        num_classes: int = 91,
-        **options: Any,
-    ):
-        super().__init__(backbone, neck, head, num_queries=num_queries, num_classes=num_classes, **options)
+    def __init__(self, backbone: Part, neck: Part, head: Part, *, num_classes: int = 91, **rest: Any):
+        super().__init__(backbone, neck, head, num_classes=num_classes, **rest)
         groups = {f"{name.rpartition('.')[0]}." for name, _ in self.named_parameters() if is_group_head(name)}
         self.class_head = (*self.class_head, *sorted(groups))
 
@@ -58,9 +49,7 @@ class RFDETR(QueryDetector):
         return super().prepare(images, padding_mask)
 
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
-        """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
-        best = best_pairs(outputs["pred_logits"], outputs["pred_boxes"], self.num_detections)
-        best = suppress_duplicates(best, self.nms_iou)
+        best = super().detections(outputs)
         return best._replace(boxes_xyxy=best.boxes_xyxy.clamp(0, 1))  # boxes end at the image's border
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
@@ -89,18 +78,9 @@ class RFDETRSeg(RFDETR):
     tasks = ("instance",)
 
     def __init__(
-        self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
-        *,
-        num_queries: int = 100,
-        num_classes: int = 91,
-        num_detections: int = 100,
-        **options: Any,
+        self, backbone: Part, neck: Part, head: Part, *, num_queries: int = 100, num_detections: int = 100, **rest: Any
     ):
-        sizes = dict(num_queries=num_queries, num_classes=num_classes, num_detections=num_detections)
-        super().__init__(backbone, neck, head, **sizes, **options)
+        super().__init__(backbone, neck, head, num_queries=num_queries, num_detections=num_detections, **rest)
         if child(self.head, "mask_head") is None:
             raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
 
