@@ -1,6 +1,14 @@
 """Base of all matchers."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from torch import nn
+
+from vitkit.structures import DetectionTarget
+
+LayersOfSet = tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]
+"""The outputs of a set's decoder layers, and the B targets."""
 
 
 class Matcher(nn.Module):

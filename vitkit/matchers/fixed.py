@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.errors import DataError
-from vitkit.matchers.base import Matcher
+from vitkit.matchers.base import LayersOfSet, Matcher
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
 
@@ -14,12 +14,7 @@ from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_i
 class FixedMaskMatcher(Matcher):
     """Assigns the target of class c to query c, for semantic segmentation with as many queries as classes."""
 
-    def forward(
-        self,
-        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
-        *,
-        input_size: tuple[int, int],
-    ) -> list[Matches]:
+    def forward(self, layers_and_targets: Sequence[LayersOfSet], *, input_size: tuple[int, int]) -> list[Matches]:
         """Return the matches of each set; arguments as in `HungarianMaskMatcher.forward`.
 
         Raises:

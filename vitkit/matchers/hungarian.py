@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.matchers.base import Matcher
+from vitkit.matchers.base import LayersOfSet, Matcher
 from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.registry import MATCHERS, nearest
 from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
@@ -65,9 +65,7 @@ class HungarianMatcher(Matcher):
         self.changes_at = None if late is None else late["epoch"]
 
     @torch.no_grad()
-    def forward(
-        self, layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]]
-    ) -> list[Matches]:
+    def forward(self, layers_and_targets: Sequence[LayersOfSet]) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:
@@ -82,9 +80,7 @@ class HungarianMatcher(Matcher):
         return self.assign_all(layers_and_targets, [self.costs(*pair) for pair in layers_and_targets])
 
     def assign_all(
-        self,
-        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]],
-        costs: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
+        self, layers_and_targets: Sequence[LayersOfSet], costs: Sequence[tuple[Tensor, Mapping[str, Tensor]]]
     ) -> list[Matches]:
         """Return the matches of each set with the lowest total cost, see `costs`; arguments as in `forward`."""
         # The step's only transfer from the device; scipy computes in float64.

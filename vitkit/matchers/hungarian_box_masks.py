@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError
+from vitkit.matchers.base import LayersOfSet
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import cross_entropy_of_pairs, dice_of_pairs
 from vitkit.ops.masks import sample_nearest_masks, sample_points
@@ -44,12 +45,7 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
         self.pixels_per_point = pixels_per_point
 
     @torch.no_grad()
-    def forward(
-        self,
-        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
-        *,
-        input_size: tuple[int, int],
-    ) -> list[Matches]:
+    def forward(self, layers_and_targets: Sequence[LayersOfSet], *, input_size: tuple[int, int]) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.matchers.base import Matcher
+from vitkit.matchers.base import LayersOfSet, Matcher
 from vitkit.matchers.hungarian import assign
 from vitkit.ops.masks import mask_logits, pad_masks, sample_points, unpad_points
 from vitkit.registry import MATCHERS
@@ -53,12 +53,7 @@ class HungarianMaskMatcher(Matcher):
         self.num_points = num_points
 
     @torch.no_grad()
-    def forward(
-        self,
-        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
-        *,
-        input_size: tuple[int, int],
-    ) -> list[Matches]:
+    def forward(self, layers_and_targets: Sequence[LayersOfSet], *, input_size: tuple[int, int]) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:

@@ -78,10 +78,7 @@ class BoxDenoising(nn.Module):
                 f"BoxDenoising needs queries that start from boxes, unlike those of this {type(head).__name__}. "
                 "Choose model.head.type=DABDeformableDETRHead or DINOHead, or DeformableDETRHead with two_stage=True."
             )
-        if num_queries < 1:
-            raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
-        if num_classes < 1:
-            raise ConfigError(f"num_classes={num_classes} leaves no labels to noise; expected at least 1.")
+        check_counts(num_queries, num_classes)
         if not 0 <= label_noise <= 2 or box_noise < 0:
             raise ConfigError(f"label_noise={label_noise}, box_noise={box_noise}: expected 0 to 2, and at least 0.")
         if not (0 < eps < 0.5 and 0 <= padding <= 1):
@@ -174,6 +171,14 @@ def shift_corners(boxes_cxcywh: Tensor, moves: Tensor, *, mirror: bool, eps: flo
     corners = cxcywh_to_xyxy(boxes_cxcywh) + moves * boxes_cxcywh[:, 2:].repeat(1, 2) / 2
     boxes = xyxy_to_cxcywh(corners.clamp(0, 1))
     return inverse_sigmoid(boxes.abs() if mirror else boxes, eps=eps).sigmoid()
+
+
+def check_counts(num_queries: int, num_classes: int) -> None:
+    """Raise ConfigError if there are no queries to make of targets, or no labels to noise."""
+    if num_queries < 1:
+        raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
+    if num_classes < 1:
+        raise ConfigError(f"num_classes={num_classes} leaves no labels to noise; expected at least 1.")
 
 
 def list_copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:

@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
-from vitkit.training_queries.box_denoising import list_copied_rows, match_rows
+from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows
 
 
 @TRAINING_QUERIES.register
@@ -51,10 +51,7 @@ class MaskDenoising(nn.Module):
                 f"MaskDenoising needs queries that attend within masks, unlike those of {type(head).__name__}. Choose "
                 "model.head.type=Mask2FormerHead."
             )
-        if num_queries < 1:
-            raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
-        if num_classes < 1:
-            raise ConfigError(f"num_classes={num_classes} leaves no labels to noise; expected at least 1.")
+        check_counts(num_queries, num_classes)
         if not (0 <= label_flips <= 1 and 0 <= mask_flips <= 1):
             raise ConfigError(f"label_flips={label_flips}, mask_flips={mask_flips}: expected fractions in 0 to 1.")
         self.num_classes, self.num_queries = num_classes, num_queries
