@@ -152,7 +152,7 @@ def test_hard_attention_samples_locations_for_some_images_in_training():
 def test_hard_attention_selects_one_location_in_evaluation():
     model = build("hard", gated=False)
     annotations = torch.randn(2, model.feature_channels, 2, 3)
-    state = model._start(model_map(annotations))
+    state = model.start_from(model_map(annotations))
     _, context, weights, _ = model._advance(model.embedding(torch.tensor([BOS, BOS])), state)
     places = annotations.flatten(2)
     for row in range(2):
@@ -188,7 +188,7 @@ def test_mean_reward_gradient_equals_that_of_the_expected_log_probability():
     annotations = 2 * torch.randn(1, model.feature_channels, 1, 3)
     begin, word, copies = torch.tensor([BOS]), 5, 20000
 
-    state = model._start(model_map(annotations))
+    state = model.start_from(model_map(annotations))
     log_probs = []
     for place in range(3):
         looked_at = torch.eye(3)[place][None]

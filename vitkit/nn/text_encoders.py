@@ -50,15 +50,8 @@ class TransformerTextEncoder(nn.Module):
         self.positions = TextPositions(
             d_model, positions=positions, max_length=max_length, dropout=dropout, norm=embedding_norm
         )
-        self.encoder = TransformerEncoder(
-            num_layers,
-            d_model,
-            num_heads=num_heads,
-            d_ffn=d_ffn,
-            dropout=dropout,
-            norm_first=norm_first,
-            activation=activation,
-        )
+        layers = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.encoder = TransformerEncoder(num_layers, d_model, **layers)
         init_matrices(self)
         set_norm_eps(self, norm_eps)
         self.requires_grad_(not frozen)

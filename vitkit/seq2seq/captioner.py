@@ -73,6 +73,32 @@ class Captioner(ModelOnBackbone, TextGenerator):
             self.backbone.eval()
         return self
 
+    def forward(
+        self, target_in: Tensor, images: Tensor | None = None, padding_mask: Tensor | None = None, **features: Tensor
+    ) -> dict[str, Tensor]:
+        """Predict the word that follows each position of the caption (teacher forcing).
+
+        Args:
+            target_in: (B, T) int64, BOS and the caption's words.
+            images, padding_mask, features: see `look`.
+        Returns:
+            logits: (B, T, V) for the words that follow.
+            A model may return more, see its `describe`.
+        """
+        return self.describe(target_in, self.look(images, padding_mask, **features))
+
+    def start(self, **inputs: Tensor | None) -> Any:
+        """Encode a batch's images, or use their features, and return the decoder's initial state."""
+        return self.start_from(self.look(**inputs))
+
+    def describe(self, target_in: Tensor, map_: FeatureMap) -> dict[str, Tensor]:
+        """Predict from a feature map; see `forward`."""
+        raise NotImplementedError
+
+    def start_from(self, map_: FeatureMap) -> Any:
+        """Return the decoder's initial state for a feature map."""
+        raise NotImplementedError
+
     def look(
         self,
         images: Tensor | None = None,

@@ -87,16 +87,8 @@ class DecoderOnly(TextGenerator):
         super().__init__(**options)
         self.embedding = ScaledEmbedding(self.target_size, d_model, scale=scale_embedding)
         self.positions = TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout)
-        self.stack = IncrementalEncoder(
-            num_layers,
-            d_model,
-            num_heads=num_heads,
-            d_ffn=d_ffn,
-            dropout=dropout,
-            norm_first=norm_first,
-            activation=activation,
-            final_norm=final_norm,
-        )
+        layers = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.stack = IncrementalEncoder(num_layers, d_model, **layers, final_norm=final_norm)
         self.output = None if tied_output else Linear(d_model, self.target_size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(self.target_size)) if output_bias else None
         self.word_vectors = word_vectors
@@ -335,16 +327,8 @@ class MaskedLanguageModel(Model):
         self.positions = TextPositions(
             d_model, positions=positions, max_length=max_length, dropout=dropout, norm=embedding_norm
         )
-        self.encoder = TransformerEncoder(
-            num_layers,
-            d_model,
-            num_heads=num_heads,
-            d_ffn=d_ffn,
-            dropout=dropout,
-            norm_first=norm_first,
-            activation=activation,
-            final_norm=final_norm,
-        )
+        layers = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
+        self.encoder = TransformerEncoder(num_layers, d_model, **layers, final_norm=final_norm)
         self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.LayerNorm(d_model))
         self.output = None if tied_output else Linear(d_model, size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(size))

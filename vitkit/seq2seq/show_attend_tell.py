@@ -119,20 +119,9 @@ class ShowAttendTell(Captioner):
             self.register_buffer("reward_baseline", torch.zeros(2))
             self.new_parts = ("reward_baseline",)  # training may start from weights of soft attention, which lack it
 
-    def forward(
-        self,
-        target_in: Tensor,
-        images: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        *,
-        features: Tensor | None = None,
-        features_key: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Predict the word that follows each position of the caption (teacher forcing).
+    def describe(self, target_in: Tensor, map_: FeatureMap) -> dict[str, Tensor]:
+        """Predict from a feature map; see `Captioner`.
 
-        Args:
-            target_in: (B, T) int64, BOS and the caption's words.
-            The other arguments: see `Captioner.look`.
         Returns:
             logits: (B, T, V).
             attention: (B, T, S), the weights of the map's locations; each row sums to 1.
@@ -140,8 +129,7 @@ class ShowAttendTell(Captioner):
             With hard attention also sampled_log_weights, (B, T): the log weights of the sampled locations, 0 where none
             was sampled; and reward_baseline, the buffer, which `CaptionLoss` updates.
         """
-        map_ = self.look(images, padding_mask, features=features, features_key=features_key)
-        state = self._start(map_)
+        state = self.start_from(map_)
         if self.hard and self.training:
             state.sampled = torch.rand(len(target_in), device=target_in.device) >= self.expected_probability
         embedded, steps = [], []
@@ -171,10 +159,6 @@ class ShowAttendTell(Captioner):
         is_predicted = torch.rand(len(words), 1, device=words.device) < self.scheduled_sampling
         return torch.where(is_predicted, predicted, words)
 
-    def start(self, **inputs: Tensor) -> CaptionState:
-        """Encode a batch's images, or use their features, and return the initial state."""
-        return self._start(self.look(**inputs))
-
     def step(
         self, tokens: Tensor, state: CaptionState, *, with_attention: bool = False
     ) -> tuple[Tensor, CaptionState, Tensor | None]:
@@ -187,7 +171,7 @@ class ShowAttendTell(Captioner):
         logits = self.mask_unknown(self._predict(embedded, hidden, context))
         return logits, state, self._locations(weights, state)[0] if with_attention else None
 
-    def _start(self, map_: FeatureMap) -> CaptionState:
+    def start_from(self, map_: FeatureMap) -> CaptionState:
         annotations, padding_mask = map_.annotations(), map_.padding()
         real = ~padding_mask[..., None]
         mean = (annotations * real).sum(1) / real.sum(1).clamp(min=1)

@@ -188,19 +188,16 @@ class Transformer(TextGenerator):
                 "one vocabulary. Build the data with a joint one, or set shared_embeddings=False."
             )
         num_encoder_layers, num_decoder_layers = (num_layers,) * 2 if isinstance(num_layers, int) else num_layers
-        layers = dict(
-            num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation,
-            final_norm=final_norm,
-        )  # fmt: skip
+        layers = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
         encoding = dict(positions=positions, max_length=max_length, dropout=dropout)
         self.source_embedding = None if shared_embeddings else ScaledEmbedding(source_size, d_model)
         self.source_positions = TextPositions(d_model, **encoding)
-        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers)
+        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers, final_norm=final_norm)
         init_matrices(self.encoder)
         self.decoder = TextDecoder(
             ScaledEmbedding(self.target_size, d_model),
             TextPositions(d_model, **encoding),
-            IncrementalDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
+            IncrementalDecoder(num_decoder_layers, d_model, **layers, final_norm=final_norm, all_layers=False),
             tied_output=tied_output,
             output_bias=output_bias,
         )

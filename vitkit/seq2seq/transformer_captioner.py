@@ -56,46 +56,25 @@ class TransformerCaptioner(Captioner):
         super().__init__(backbone, **options)
         if d_model % 4:
             raise ConfigError(f"d_model={d_model}: expected a multiple of 4, for the position encoding.")
-        layers = dict(
-            num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation,
-            final_norm=final_norm,
-        )  # fmt: skip
+        layers = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
         self.projection = nn.Linear(self.feature_channels, d_model)
         self.norm = nn.LayerNorm(d_model)
-        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers)
+        self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers, final_norm=final_norm)
         init_matrices(self.encoder)
         self.decoder = TextDecoder(
             ScaledEmbedding(self.target_size, d_model),
             TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
-            IncrementalDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
+            IncrementalDecoder(num_decoder_layers, d_model, **layers, final_norm=final_norm, all_layers=False),
             tied_output=tied_output,
             output_bias=output_bias,
         )
 
-    def forward(
-        self,
-        target_in: Tensor,
-        images: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        *,
-        features: Tensor | None = None,
-        features_key: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Predict the word that follows each position of the caption (teacher forcing).
-
-        Args:
-            target_in: (B, T) int64, BOS and the caption's words.
-            The other arguments: see `Captioner.look`.
-        Returns:
-            logits: (B, T, V) for the words that follow.
-        """
-        map_ = self.look(images, padding_mask, features=features, features_key=features_key)
+    def describe(self, target_in: Tensor, map_: FeatureMap) -> dict[str, Tensor]:
         memory, memory_padding = self._encode(map_)
         return {"logits": self.decoder(target_in, memory, memory_padding=memory_padding)}
 
-    def start(self, **inputs: Tensor) -> TextState:
-        """Encode a batch's images, or use their features, and return the decoder's initial state."""
-        return self.decoder.start(*self._encode(self.look(**inputs)))
+    def start_from(self, map_: FeatureMap) -> TextState:
+        return self.decoder.start(*self._encode(map_))
 
     def step(
         self, tokens: Tensor, state: TextState, *, with_attention: bool = False
