@@ -125,6 +125,20 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
+class FrameList(nullcontext):
+    """A video whose frames, (H, W, 3) uint8 RGB, are in memory; see `Video`."""
+
+    def __init__(self, frames: Sequence[np.ndarray]):
+        super().__init__(self)
+        self._frames = frames
+        self.times = np.arange(len(frames)) / ASSUMED_FRAME_RATE
+        self.info = VideoInfo(len(frames), len(frames) / ASSUMED_FRAME_RATE, *frames[0].shape[:2])
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+        """Return frames; see `Video`."""
+        return (self._frames[number] for number in numbers)
+
+
 class VideoFile:
     """A video file, decoded through PyAV.
 

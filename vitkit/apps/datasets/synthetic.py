@@ -3,8 +3,9 @@
 import io
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -23,15 +24,9 @@ def write_shapes(
     *,
     num_train: int = 1000,
     num_val: int = 200,
-    image_size: int = 128,
-    max_image_size: int | None = None,
-    min_objects: int = 1,
-    max_objects: int = 4,
-    min_size: float = 0.15,
-    max_size: float = 0.45,
-    seed: int = 0,
     image_format: Literal["png", "jpg"] = "png",
     overwrite: bool = False,
+    **drawn: Any,
 ) -> None:
     """Write the synthetic world to a folder: images, boxes, masks, captions, panoptic and semantic maps.
 
@@ -39,29 +34,18 @@ def write_shapes(
         out: the folder, in which OUT/train2017, OUT/val2017 and OUT/annotations are laid out like COCO's;
             OUT/shapes.json has the settings.
         num_train, num_val: numbers of images.
-        image_size, max_image_size: height and width in pixels, drawn at random from a range if there are both.
-        min_objects, max_objects: numbers of shapes of an image.
-        min_size, max_size: diameters of shapes, as fractions of the image's shorter side.
-        seed: another seed gives other images.
         image_format: format of the images.
         overwrite: replace what was written earlier.
+        drawn: image_size, max_image_size, min_objects, max_objects, min_size, max_size and seed, see `World`.
     Raises:
         ConfigError: a number is out of range.
         DataError: OUT is a file, has files of something else, or was written before and may not be overwritten.
     """
     if min(num_train, num_val) < 1:
         raise ConfigError(f"num_train={num_train}, num_val={num_val}: expected at least 1.")
-    drawn = {
-        "image_size": image_size,
-        "max_image_size": max_image_size,
-        "min_objects": min_objects,
-        "max_objects": max_objects,
-        "min_size": min_size,
-        "max_size": max_size,
-        "seed": seed,
-    }
-    settings = {"num_train": num_train, "num_val": num_val, **drawn, "format": image_format}
     worlds = {split: World(**drawn, split=split) for split in ("train", "val")}
+    drawn = {name: value for name, value in asdict(worlds["train"]).items() if name not in ("split", "pairs")}
+    settings = {"num_train": num_train, "num_val": num_val, **drawn, "format": image_format}
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise DataError(f"OUT: {str(out)!r} is a file; expected a folder to write into.")

@@ -1,6 +1,5 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from os.path import isfile
@@ -379,7 +378,7 @@ def read_sampling(spec: Any) -> ClipSampling | None:
         return None
     # A dataset without this argument has all frames of its videos in a clip.
     values: dict[str, Any] = {"sampling_rate": 1}
-    values |= {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
+    values |= {name: parameter.default for name, parameter in parameters_of(constructor).items()}
     values |= arguments | {"num_clips": 1, "temporal_jitter": False, "on_short": "pad"}
     names = [field.name for field in fields(ClipSampling)]
     return ClipSampling(**{name: values[name] for name in names if name in values})

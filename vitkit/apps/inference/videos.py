@@ -22,7 +22,7 @@ from vitkit.data.datasets.video import read_clips
 from vitkit.devices import Precision
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import MAX_PIXELS
-from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
+from vitkit.io.video_files import FrameList, Video, open_video
 from vitkit.protocols.model import Model
 from vitkit.structures import Batch
 from vitkit.text.prompts import Prompt
@@ -43,27 +43,6 @@ class VideoScores:
     """(clips, 2) times of each clip's first and last frame, in seconds."""
     scores: Tensor
     """(clips, classes) scores in 0..1; their mean is the score of the video."""
-
-
-class FrameList:
-    """A video whose frames are in memory; see `Video`."""
-
-    def __init__(self, frames: Sequence[np.ndarray]):
-        self._frames = frames
-        self.times = np.arange(len(frames)) / ASSUMED_FRAME_RATE
-
-    @property
-    def info(self) -> VideoInfo:
-        return VideoInfo(len(self._frames), len(self._frames) / ASSUMED_FRAME_RATE, *self._frames[0].shape[:2])
-
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        return (self._frames[number] for number in numbers)
-
-    def __enter__(self) -> "FrameList":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
 
 class VideoPredictor(Predictor):
@@ -133,7 +112,7 @@ class VideoPredictor(Predictor):
         raise ConfigError("tiles: the model classifies videos, which have no tiles.")
 
 
-def open_source(predictor: Predictor, source: Any, name: str = "video") -> Video | FrameList:
+def open_source(predictor: Predictor, source: Any, name: str = "video") -> Video:
     """Open a video: a file, a folder of frames, or a sequence of frames that `Predictor.to_array` takes.
 
     Raises:
@@ -162,7 +141,7 @@ def classify_video(predictor: Predictor, source: Any, num_clips: int | None = No
         return _classify(predictor, video, num_clips)
 
 
-def _classify(predictor: Predictor, video: Video | FrameList, num_clips: int | None) -> VideoScores:
+def _classify(predictor: Predictor, video: Video, num_clips: int | None) -> VideoScores:
     numbers = _clips_of(_sampling_of(predictor), video.times, num_clips)
     clips = []
     for clip in numbers:

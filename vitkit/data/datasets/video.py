@@ -6,7 +6,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -136,7 +136,28 @@ def read_clips(
 
 
 class ListedVideos(ListedFiles, ClipDataset):
-    """Base of datasets that list videos with their labels; a video is a file or a folder of frames."""
+    """Base of datasets that list videos with their labels; a video is a file or a folder of frames.
+
+    Args:
+        classes, transforms: see `ClipDataset`.
+        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[str],
+        /,
+        *,
+        num_frames: int = 8,
+        sampling_rate: int | None = 32,
+        frame_rate: float = 30.0,
+        temporal_jitter: bool = False,
+        num_clips: int = 1,
+        on_short: OnShort = "pad",
+        transforms: Spec | Transforms | None = None,
+    ):
+        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
+        super().__init__(classes, transforms, sampling)
 
     def open(self, index: int) -> Video:
         return open_video(self.image_path(index), max_pixels=self.max_image_pixels)
@@ -148,27 +169,14 @@ class VideoFolder(ListedVideos):
 
     Args:
         folder: folder of one split.
-        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
-        transforms: see `ClipDataset`.
+        options: the arguments of `ListedVideos`.
     Raises:
         DataError: there is no such folder, or it has no class folders or no video.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        num_frames: int = 8,
-        sampling_rate: int | None = 32,
-        frame_rate: float = 30.0,
-        temporal_jitter: bool = False,
-        num_clips: int = 1,
-        on_short: OnShort = "pad",
-        transforms: Spec | Transforms | None = None,
-    ):
+    def __init__(self, folder: str | Path, **options: Any):
         classes = list_class_folders(Path(folder))
-        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
-        super().__init__(classes, transforms, sampling)
+        super().__init__(classes, **options)
         names, labels, empty = [], [], []
         for label, class_name in enumerate(classes):
             inside = sorted(entry.name for entry in os.scandir(Path(folder, class_name)) if _is_video(entry))
@@ -199,12 +207,11 @@ class VideoList(ListedVideos):
     Args:
         list_file: the text file.
         folder: the folder that the paths are relative to.
-        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         class_file: a text file with one class name per line, in the order of the labels; None: the classes are named by
             their numbers, up to the largest label in the list.
-        transforms: see `ClipDataset`.
         on_missing: what to do if listed files do not exist: raise an error, or leave them out and log it.
         allow_outside: also read files outside the folder if a path leads there.
+        options: the arguments of `ListedVideos`.
     Raises:
         DataError: a file is missing, or a line of the list is invalid.
     """
@@ -214,24 +221,17 @@ class VideoList(ListedVideos):
         list_file: str | Path,
         folder: str | Path,
         *,
-        num_frames: int = 8,
-        sampling_rate: int | None = 32,
-        frame_rate: float = 30.0,
-        temporal_jitter: bool = False,
-        num_clips: int = 1,
-        on_short: OnShort = "pad",
         class_file: str | Path | None = None,
-        transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
         allow_outside: bool = False,
+        **options: Any,
     ):
         require_folders(folder=folder)
         classes = None if class_file is None else [line for _, line in _lines(class_file, "class_file")]
         names, labels = _read_list(Path(list_file), classes)
         if classes is None:
             classes = [str(label) for label in range(max(labels) + 1)]
-        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
-        super().__init__(classes, transforms, sampling)
+        super().__init__(classes, **options)
         check_inside(folder, names, Path(list_file).name, allow_outside=allow_outside)
         self.list_files(folder, *_keep_existing(folder, names, labels, Path(list_file).name, on_missing))
 
@@ -289,8 +289,9 @@ class SomethingSomething(ListedVideos):
         annotations: JSON, a list of {"id": "78687", "template": "Holding [something]", ...}.
         labels: JSON, {"Holding something": "0", ...}.
         folder: folder of ID.webm (or another ending), or of folders ID/ with frames.
-        num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
-        transforms, on_missing: see `VideoList`.
+        sampling_rate: see `ClipSampling`.
+        on_missing: see `VideoList`.
+        options: the other arguments of `ListedVideos`.
     Raises:
         DataError: a file is missing, or an annotation is invalid.
     """
@@ -301,19 +302,13 @@ class SomethingSomething(ListedVideos):
         labels: str | Path,
         folder: str | Path,
         *,
-        num_frames: int = 8,
         sampling_rate: int | None = None,
-        frame_rate: float = 30.0,
-        temporal_jitter: bool = False,
-        num_clips: int = 1,
-        on_short: OnShort = "pad",
-        transforms: Spec | Transforms | None = None,
         on_missing: OnMissing = "raise",
+        **options: Any,
     ):
         require_folders(folder=folder)
         classes = _read_classes(labels)
-        sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
-        super().__init__(classes, transforms, sampling)
+        super().__init__(classes, sampling_rate=sampling_rate, **options)
         label_of = {name: label for label, name in enumerate(classes)}
         entries = read_json(annotations)
         if not isinstance(entries, list) or not entries:

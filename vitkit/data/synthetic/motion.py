@@ -1,7 +1,6 @@
 """Clips of the synthetic world whose class is the direction of motion, which only the order of the frames reveals."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from vitkit.data.datasets.video import ClipDataset
 from vitkit.data.synthetic.world import World
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import ConfigError
-from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo
+from vitkit.io.video_files import ASSUMED_FRAME_RATE, FrameList, Video
 from vitkit.registry import DATASETS, Spec, nearest
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -75,17 +74,4 @@ class ShapesMotion(ClipDataset):
     def open(self, index: int) -> Video:
         """Draw the frames of a clip."""
         direction = DIRECTIONS[self.classes[self.label(index)]]
-        return DrawnVideo(self.world.slide(index, self.sampling.num_frames, direction))
-
-
-class DrawnVideo(nullcontext):
-    """Frames in memory that behave like a `Video`."""
-
-    def __init__(self, images: Sequence[np.ndarray]):
-        super().__init__(self)
-        self.images = images
-        self.times = np.arange(len(images)) / ASSUMED_FRAME_RATE
-        self.info = VideoInfo(len(images), len(images) / ASSUMED_FRAME_RATE, *images[0].shape[:2])
-
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        return (self.images[number] for number in numbers)
+        return FrameList(self.world.slide(index, self.sampling.num_frames, direction))

@@ -1,6 +1,7 @@
 """The synthetic world as detection, segmentation, classification and caption datasets, and as COCO records."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,31 @@ from vitkit.structures import PanopticMap, SegmentInfo
 
 
 class _Shapes(BaseImageDataset):
-    """Scenes of a world, each drawn when it is loaded; none is stored."""
+    """Scenes 1 to `num_images` of a world, each drawn when it is loaded; none is stored.
 
-    world: World
+    Args:
+        num_images: number of images.
+        The other arguments: see `World`.
+    Raises:
+        ConfigError: a number is out of range, or the split is unknown.
+    """
 
-    def use_world(self, num_images: int, world: World) -> None:
-        """Set the scenes to images 1 to num_images of a world."""
+    def __init__(
+        self,
+        num_images: int,
+        *,
+        image_size: int = 128,
+        max_image_size: int | None = None,
+        min_objects: int = 1,
+        max_objects: int = 4,
+        min_size: float = 0.15,
+        max_size: float = 0.45,
+        seed: int = 0,
+        split: str = "train",
+    ):
+        self.world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
         if num_images < 1:
             raise ConfigError(f"num_images: got {num_images}, expected at least 1.")
-        self.world = world
         self.image_ids = range(1, num_images + 1)
 
     def scene(self, index: int) -> Scene:
@@ -63,27 +80,20 @@ class ShapesDetection(_Shapes, DetectionDataset):
         self,
         num_images: int,
         *,
-        image_size: int = 128,
-        max_image_size: int | None = None,
-        min_objects: int = 1,
-        max_objects: int = 4,
-        min_size: float = 0.15,
-        max_size: float = 0.45,
-        seed: int = 0,
-        split: str = "train",
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
         pairs: Sequence[str] | None = None,
         absent: Sequence[str] = (),
+        **world: Any,
     ):
         self.masks = masks
-        super().__init__(transforms)
+        DetectionDataset.__init__(self, transforms)
         for name in absent:
             if name not in (pairs or ()):
                 raise ConfigError(f"absent: {name!r} is not one of the pairs. {nearest(name, pairs or ())}")
         drawn = None if pairs is None else tuple(name for name in pairs if name not in absent)
-        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split, drawn)
-        self.use_world(num_images, world)
+        super().__init__(num_images, **world)
+        self.world = replace(self.world, pairs=drawn)
         self.classes = list(THINGS if pairs is None else pairs)
         self.category_ids = list(range(1, len(self.classes) + 1))
         self._label_of_pair = None if pairs is None else {split_pair(name): k for k, name in enumerate(pairs)}
@@ -123,23 +133,10 @@ class ShapesSegmentation(_Shapes, SegmentationDataset):
     """
 
     def __init__(
-        self,
-        num_images: int,
-        *,
-        image_size: int = 128,
-        max_image_size: int | None = None,
-        min_objects: int = 1,
-        max_objects: int = 4,
-        min_size: float = 0.15,
-        max_size: float = 0.45,
-        seed: int = 0,
-        split: str = "train",
-        task: Task = "panoptic",
-        transforms: Spec | Transforms | None = None,
+        self, num_images: int, *, task: Task = "panoptic", transforms: Spec | Transforms | None = None, **world: Any
     ):
         SegmentationDataset.__init__(self, panoptic_categories(), task=task, transforms=transforms)
-        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
-        self.use_world(num_images, world)
+        super().__init__(num_images, **world)
 
     def load_annotated(self, index: int) -> tuple[np.ndarray, PanopticMap]:
         """Draw the scene once, for the image and its map."""
@@ -172,14 +169,12 @@ class ShapesClassification(_Shapes, ClassificationDataset):
         num_images: int,
         *,
         image_size: int = 64,
-        max_image_size: int | None = None,
         min_objects: int = 1,
         max_objects: int = 1,
         min_size: float = 0.3,
         max_size: float = 0.8,
-        seed: int = 0,
-        split: str = "train",
         transforms: Spec | Transforms | None = None,
+        **world: Any,
     ):
         if (min_objects, max_objects) != (1, 1):
             raise ConfigError(
@@ -187,8 +182,9 @@ class ShapesClassification(_Shapes, ClassificationDataset):
                 "Leave min_objects and max_objects out."
             )
         ClassificationDataset.__init__(self, THINGS, transforms)
-        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
-        self.use_world(num_images, world)
+        super().__init__(
+            num_images, image_size=image_size, max_objects=1, min_size=min_size, max_size=max_size, **world
+        )
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         scene = self.scene(index)
@@ -214,18 +210,15 @@ class ShapesCaptions(_Shapes, CaptionDataset):
         num_images: int,
         *,
         image_size: int = 64,
-        max_image_size: int | None = None,
-        min_objects: int = 1,
         max_objects: int = 2,
         min_size: float = 0.25,
         max_size: float = 0.5,
-        seed: int = 0,
-        split: str = "train",
         transforms: Spec | Transforms | None = None,
         features: str | None = None,
+        **world: Any,
     ):
-        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
-        self.use_world(num_images, world)
+        sizes = dict(image_size=image_size, max_objects=max_objects, min_size=min_size, max_size=max_size)
+        super().__init__(num_images, **sizes, **world)
         CaptionDataset.__init__(self, transforms, min_count=1, features=features)
 
     def references(self, index: int) -> list[str]:
