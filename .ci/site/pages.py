@@ -181,7 +181,8 @@ def reference_pages() -> dict[str, str]:
     )
     public = sorted((alias.name, f"{node.module}.{alias.name}") for node in imports for alias in node.names)
     # Registries and base classes have pages of their own.
-    named = [where for name, where in public if not name.isupper() and not where.startswith("vitkit.protocols.")]
+    own_pages = {module for modules in REFERENCE.values() for module in modules}
+    named = [where for name, where in public if not name.isupper() and where.rpartition(".")[0] not in own_pages]
     functions_first = sorted(named, key=lambda where: not where.rpartition(".")[2].islower())
     pages = {}
     for title, names in {"vitkit": functions_first, **REFERENCE}.items():
