@@ -10,6 +10,7 @@ import vitkit.registry
 from vitkit.apps.training.config_listing import format_config
 from vitkit.config import cfg_diff, check_config, config_names, load_config, save_config
 from vitkit.errors import ConfigError
+from vitkit.matchers.base import Matcher
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Model
@@ -54,7 +55,7 @@ class Loss(Criterion):
         pass
 
 
-class Match:
+class Match(Matcher):
     def __init__(self, cost_labels: float = 1.0):
         pass
 

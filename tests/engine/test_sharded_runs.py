@@ -174,7 +174,7 @@ def test_best_checkpoint_that_the_main_rank_cannot_write_blocks_no_other_rank(tr
     folder, results = trained
     for of_rank in results:
         assert of_rank["no_best"] == of_rank["full"]
-    assert read_checkpoint(folder / "no_best" / BEST_NAME)["progress"]["epoch"] == 2
+    assert read_checkpoint(folder / "no_best" / BEST_NAME)["progress"]["epoch"] == 3  # of equal values the later
     assert read_checkpoint(folder / "no_best" / LAST_NAME)["progress"]["epoch"] == 3
 
 

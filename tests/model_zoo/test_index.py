@@ -138,7 +138,7 @@ def test_an_entry_loads_from_its_file(tmp_path, monkeypatch):
 def test_error_for_an_unknown_name_names_the_nearest():
     with pytest.raises(vitkit.ConfigError, match="mean 'mask2former_r50_coco_instance'"):
         vitkit.load("mask2former_r50_coco_instanse")
-    with pytest.raises(CheckpointError, match="no checkpoint 'detr_r5O'"):
+    with pytest.raises(vitkit.ConfigError, match="'detr_r5O' is neither a model of the zoo, .*mean 'detr_r50'"):
         vitkit.load_weights(nn.Linear(1, 1), "detr_r5O")
 
 

@@ -94,8 +94,8 @@ def test_killed_run_equals_an_uninterrupted_one(ranks, steps, workers):
 
 
 def test_run_killed_while_it_saves_the_restart_equals_an_uninterrupted_one():
-    # One save before training, three of steps and one of the epoch in each of three epochs, and one of the best epoch.
-    assert finish(start("recipe.py", "--run-dir", "saving", prepare=partial(die_in, "save", 15))) == [-signal.SIGKILL]
+    # One save before training; three of steps, one of the epoch and, of equal values, one of the best in three epochs.
+    assert finish(start("recipe.py", "--run-dir", "saving", prepare=partial(die_in, "save", 17))) == [-signal.SIGKILL]
     progress = read_checkpoint("saving/last.pth")["progress"]
     assert (progress["epoch"], progress["step"], progress["restart_step"]) == (3, 9, 0)
     assert "epoch 4 continues from the weights" in Path("saving/console.txt").read_text()

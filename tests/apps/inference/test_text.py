@@ -145,7 +145,8 @@ def test_classes_that_are_not_phrases_are_named(weights, tmp_path, caplog):
         pytest.raises(DataError, match="the tokenizer knows no piece of the phrase 'zebra'"),
     ):
         predictor(tmp_path / "*.png")
-    assert not caplog.records  # the text is wrong, not the images
+    # The text is wrong, not the images.
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["prompt"]
     assert predictor(tmp_path / "a.png", text="cat").classes == ["cat"]
 
 
