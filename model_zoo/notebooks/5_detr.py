@@ -303,12 +303,13 @@ assert ratios.mean() > 5
 # to in the text, and the probability of each word; the phrase with the highest mean is the label. Each query reads the
 # words of its own phrase most. That is the rule, not a law: with another image or text, a query may read another phrase
 # more than the one that its box is called by. The words of a phrase have nearly the same probabilities, as the text
-# encoder lets them see each other, and nothing else. Below: where the words look.
+# encoder lets them see each other, and nothing else. Below: where the words look. Each color looks at its own object;
+# the word "triangle" looks at both objects, and at one place of the square more than at the triangle itself.
 
 # %%
 grounding = vitkit.load("shapes_grounding")
-text = ["a blue star", "a green triangle", "a blue triangle", "a red cross"]
-explanation = vitkit.explain(grounding, image=images[9], text=text, threshold=0.25, out=out / "words")
+text = ["a pink square", "a cyan triangle", "a pink triangle", "a yellow circle"]
+explanation = vitkit.explain(grounding, image=images[EXAMPLE], text=text, threshold=0.25, out=out / "words")
 show(out / "words" / "image_box_words.png")
 show(out / "words" / "image_word_locations.png")
 

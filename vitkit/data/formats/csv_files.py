@@ -55,7 +55,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     if fractions:
         data.notes.append("no number is above 1, apart from rounding: the boxes are fractions of their image")
     size_columns = next((names for names in _IMAGE_SIZES if {*names} <= {*columns} - {*boxes}), None)
-    files.expect([row[file_column].strip()] for _, row, _ in parsed)
+    files.expect([name] for name in {row[file_column].strip(): None for _, row, _ in parsed})  # each once, in order
     by_name: dict[str, dict | None] = {}
     listed_sizes: dict[str, tuple[int, int]] = {}
     for number, row, box in parsed:
