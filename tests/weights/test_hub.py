@@ -22,7 +22,7 @@ from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import Predictor, find_model
 from vitkit.apps.training.api import find_start
 from vitkit.engine.build import build_model
-from vitkit.weights import hub, tokenizer_files, transformers_folder
+from vitkit.weights import download, hub, tokenizer_files, transformers_folder
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
@@ -51,8 +51,12 @@ def sharded(state):
 
 @pytest.fixture
 def repositories(monkeypatch, tmp_path):
-    """The server's files: repository -> file -> content; "asked" lists the files that were fetched."""
-    content = {}
+    """The server's files: repository -> file -> content.
+
+    "asked" lists the files that were fetched, "lies" has what the server answers in place of the truth: headers, the
+    description of a repository, or the seconds between two bytes of a file.
+    """
+    content = {"lies": {}}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
@@ -79,7 +83,7 @@ def repositories(monkeypatch, tmp_path):
                 found = [dict(type="file", path=name, size=len(data), oid=COMMIT) for name, data in files.items()]
             else:
                 found = dict(id=repository, sha=COMMIT, siblings=[dict(rfilename=name) for name in files or ()])
-            data = json.dumps(found).encode()
+            data = content["lies"].get("description", json.dumps(found).encode())
             self.send_response(404 if missing else 200)
             if missing:
                 self.send_header("X-Error-Code", missing)
@@ -102,11 +106,17 @@ def repositories(monkeypatch, tmp_path):
             self.send_response(404 if missing else 200)
             if missing:
                 self.send_header("X-Error-Code", missing)
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'} | content["lies"]
+            headers |= headers.pop(name, {})
+            for header in headers.keys() - {"description", "seconds"}:
+                self.send_header(header, headers[header])
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            if body:
+            if body and "seconds" in content["lies"]:
+                for byte in data:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(content["lies"]["seconds"])
+            elif body:
                 self.wfile.write(data)
 
         def log_message(self, *_):
@@ -214,28 +224,90 @@ def test_a_hub_that_does_not_answer_is_an_error_in_seconds_and_the_cache_is_used
         assert time.monotonic() - start < 20
 
 
-def lose_connection_at(monkeypatch, lost, error):
-    def fetch_or_fail(repository, *, allow_patterns, **options):
-        if lost in allow_patterns:
-            raise error
-        return huggingface_hub.snapshot_download(repository, allow_patterns=allow_patterns, **options)
+def describe(**changes):
+    siblings = [dict(rfilename="config.json"), dict(rfilename="model.safetensors")]
+    return dict(description=json.dumps(dict(id="cats/vit", sha=COMMIT, siblings=siblings) | changes).encode())
 
-    monkeypatch.setattr(hub, "snapshot_download", fetch_or_fail)
+
+@pytest.mark.parametrize(
+    ("lies", "message"),
+    [
+        ({"ETag": '"../../../../outside"'}, "answers with '../../../../outside' for the version of config.json"),
+        ({"ETag": '".."'}, "answers with '..' for the version of config.json"),
+        ({"X-Linked-Etag": '"a/b"'}, "answers with 'a/b' for the version of config.json"),
+        ({"Location": "file:///etc/passwd"}, "answers with 'file:///etc/passwd' for the address of config.json"),
+        (describe(sha="../../outside"), "answers with '../../outside' for a commit"),
+        (describe(sha=None), "answers with 'None' for a commit"),
+        (describe(siblings=[1]), "answers with .TypeError: .* for the repository's files"),
+        (describe(siblings=[{}]), "answers with .KeyError: .* for the repository's files"),
+        (describe(siblings={"a": 1}), "answers with .TypeError: .* for the repository's files"),
+        (dict(description=b"[]"), "answers with .*Error: .* for the repository's files"),
+        (dict(description=b'"text"'), "answers with .*Error: .* for the repository's files"),
+        (dict(description=b"<html>"), "cannot be reached, and config.json is not in the cache"),
+        ({"X-Linked-Etag": f'"{"0" * 64}"'}, "config.json: .*sha256 begins [0-9a-f]{64}, expected 0{64}"),
+    ],
+)
+def test_what_a_server_names_leaves_no_trace_outside_the_cache(repositories, tmp_path, lies, message):
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors": save(weights())}
+    repositories["lies"] = lies
+    with pytest.raises(CheckpointError, match=message) as error:
+        vitkit.load("hf:cats/vit")
+    assert "\n" not in str(error.value) and str(error.value).startswith("hf:cats/vit: ")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and "blobs" not in path.parts]
+    assert not [*tmp_path.rglob("blobs/*")]
+
+
+def test_the_checksum_that_a_version_states_is_compared(repositories, tmp_path):
+    config = json.dumps(VIT).encode()
+    repositories["cats/vit"] = {"config.json": config, "model.safetensors": b"other bytes"}
+    stated = [hashlib.sha256(content).hexdigest() for content in (config, b"bytes")]
+    repositories["lies"] = {
+        name: {"X-Linked-Etag": f'"{digest}"'} for name, digest in zip(repositories["cats/vit"], stated, strict=True)
+    }
+    with pytest.raises(CheckpointError, match="hf:cats/vit@main: model.safetensors: .*sha256 begins") as error:
+        vitkit.load("hf:cats/vit@main")
+    assert all(digest in str(error.value) for digest in (stated[1], hashlib.sha256(b"other bytes").hexdigest()))
+    assert [path.read_bytes() for path in tmp_path.rglob("blobs/*")] == [config]
+
+
+def test_a_server_that_drips_is_given_up(repositories, monkeypatch):
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors": save(weights())}
+    repositories["lies"] = dict(seconds=0.05)
+    monkeypatch.setattr(download, "_GRACE", 0.5)
+    with pytest.raises(CheckpointError, match=r"hf:cats/vit: config.json cannot be .* bytes arrived in 1 s"):
+        vitkit.load("hf:cats/vit")
+    monkeypatch.setattr(hub, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda *_, **__: time.sleep(1))
+    with pytest.raises(CheckpointError, match="hf:cats/vit: cannot be reached"):
+        vitkit.load("hf:cats/vit")
+
+
+@pytest.mark.parametrize("revision", ["../../x", "a//b", "a b", "."])
+def test_a_revision_that_is_no_name_of_a_file_is_refused(revision):
+    with pytest.raises(CheckpointError, match="is not a revision; expected a branch, a tag or a commit"):
+        vitkit.load(f"hf:cats/vit@{revision}")
+
+
+def fail_at(monkeypatch, lost, error):
+    def ask_or_fail(url, **options):
+        if url.endswith(f"/{lost}"):
+            raise error
+        return huggingface_hub.get_hf_file_metadata(url, **options)
+
+    monkeypatch.setattr(hub, "get_hf_file_metadata", ask_or_fail)
 
 
 @pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-0.safetensors", "model.safetensors.index.json"])
 def test_lost_connection_is_not_taken_for_a_missing_file(repositories, monkeypatch, lost):
     files = {"config.json": json.dumps(VIT).encode(), "preprocessor_config.json": b"{}"}
     repositories["cats/large"] = files | sharded(weights())
-    lose_connection_at(monkeypatch, lost, huggingface_hub.errors.LocalEntryNotFoundError("connection lost"))
-    with pytest.raises(CheckpointError, match=f"hf:cats/large: cannot be reached, and {lost} is not in the cache"):
+    fail_at(monkeypatch, lost, ConnectionError("connection lost"))
+    with pytest.raises(CheckpointError, match=f"hf:cats/large: {lost} cannot be downloaded .*connection lost"):
         vitkit.load("hf:cats/large")
 
 
 def test_offline_without_the_preprocessing_file_is_a_warning(repositories, monkeypatch, caplog):
     repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors": save(weights())}
-    lost = huggingface_hub.errors.LocalEntryNotFoundError("offline")
-    lose_connection_at(monkeypatch, "preprocessor_config.json", lost)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="cannot be reached, and config.json is not in the cache"):
         vitkit.load("hf:cats/vit")
@@ -257,7 +329,7 @@ def test_http_library_errors_become_one_line(repositories, monkeypatch):
             Exception.__init__(self, "peer closed connection\nwithout a word")
 
     repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode()}
-    lose_connection_at(monkeypatch, "config.json", Broken())
+    fail_at(monkeypatch, "config.json", Broken())
     with pytest.raises(CheckpointError, match="cannot be downloaded or stored .peer closed connection.") as e:
         vitkit.load("hf:cats/vit")
     assert "\n" not in str(e.value)
@@ -274,10 +346,10 @@ def test_damaged_repository_index_is_a_one_line_error(repositories, index):
 def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
     repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode()}
 
-    def full(*_, **__):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hub, "snapshot_download", full)
+    monkeypatch.setattr(download, "_receive", full)
     with pytest.raises(CheckpointError, match="cannot be downloaded or stored .No space left.* set HF_HOME"):
         vitkit.load("hf:cats/vit")
 

@@ -39,7 +39,14 @@ def cache_folder() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
-def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None, folder: Path | None = None) -> Path:
+def fetch_file(
+    url: str,
+    *,
+    checksum: str | None = None,
+    name: str | None = None,
+    folder: Path | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Path:
     """Return the local copy of `url`, downloading it if needed. An interrupted download is continued.
 
     Args:
@@ -47,6 +54,7 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             first download records the file's SHA-256 beside it, and later ones must match; None: nothing is checked.
         name: name of the local copy; None: the last part of the URL.
         folder: folder to use instead of `cache_folder()`.
+        headers: of the request; they are not sent to a host to which it is redirected.
     Raises:
         CheckpointError: the URL cannot be reached, the file's checksum differs, or the cache cannot be
             written.
@@ -62,13 +70,15 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             if path.is_file():  # another process has downloaded it in the meantime
                 _check(path, path, checksum, url)
                 return path
-            _fetch(url, part, resumable=bool(checksum))
+            _fetch(url, part, resumable=bool(checksum), headers=headers or {})
             try:
                 _check(part, path, checksum, url)
             except CheckpointError:
                 part.unlink()  # Continuing from wrong bytes could never succeed.
                 raise
             os.replace(part, path)
+    except CheckpointError:
+        raise
     except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:  # including network errors
         if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
             raise CheckpointError(
@@ -98,7 +108,7 @@ def _name_in(url: str) -> str:
     return name
 
 
-def _fetch(url: str, part: Path, *, resumable: bool) -> None:
+def _fetch(url: str, part: Path, *, resumable: bool, headers: Mapping[str, str]) -> None:
     """Append the missing part of `url` to `part`, or download it again if what was there belongs to another file.
 
     Args:
@@ -109,9 +119,9 @@ def _fetch(url: str, part: Path, *, resumable: bool) -> None:
     start = part.stat().st_size if part.exists() else 0
     known = version.read_text(encoding="utf-8") if version.is_file() else ""
     if start and (known or resumable):
-        headers = {"Range": f"bytes={start}-"} | ({"If-Range": known} if known else {})
+        ranges = {"Range": f"bytes={start}-"} | ({"If-Range": known} if known else {})
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as response:
+            with _open(url, headers, ranges) as response:
                 begins = _range_of(response.headers)[0] if response.status == 206 else 0
                 if begins in (0, start) or (begins is None and resumable):
                     _receive(response, part, start if response.status == 206 and begins != 0 else 0)
@@ -123,13 +133,20 @@ def _fetch(url: str, part: Path, *, resumable: bool) -> None:
             if _range_of(error.headers)[1] == start:  # the file was already complete
                 version.unlink(missing_ok=True)
                 return
-    with urllib.request.urlopen(url, timeout=60) as response:
+    with _open(url, headers, {}) as response:
         # A weak ETag may be the same for files that differ.
         etag = response.headers.get("ETag", "")
         name = response.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
         version.write_text(name, encoding="utf-8")
         _receive(response, part, 0)
     version.unlink(missing_ok=True)
+
+
+def _open(url: str, private: Mapping[str, str], headers: dict[str, str]) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers=headers)
+    for name, value in private.items():
+        request.add_unredirected_header(name, value)
+    return urllib.request.urlopen(request, timeout=60)
 
 
 def _range_of(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -191,9 +208,10 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
     digest = file_digest(file, algorithm)
     if expected:
         if not digest.startswith(expected):
+            remedy = "Delete it, and it is downloaded again" if file == path else "It is removed: download it again"
             raise CheckpointError(
                 f"{file}: {algorithm} begins {digest[: len(expected)]}, expected {expected}: the file is damaged. "
-                f"Delete it, and it is downloaded again from {url}."
+                f"{remedy} from {url}."
             )
         return
     record = path.with_name(path.name + RECORD_SUFFIX)
