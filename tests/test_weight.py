@@ -70,7 +70,7 @@ def files_behind(*modules: str) -> set[str]:
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_600),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_600),
         (["data.datasets.coco"], 25, 5_300),
-        (["engine.trainer"], 95, 17_150),
+        (["engine.trainer"], 95, 17_200),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -81,7 +81,7 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 
 def test_core_has_few_lines():
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 56_550
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 56_650
 
 
 def test_contracts_are_few():
