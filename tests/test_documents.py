@@ -90,3 +90,10 @@ def test_all_files_name_the_same_repository():
     assert settings["metadata"]["url"] == REPOSITORY
     assert f"repository-code: {REPOSITORY}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"git clone {REPOSITORY} " in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_the_minutes_of_the_tests_add_up():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    total, rest = re.search(r"\(([\d.]+) in all,.*?take ([\d.]+) together", text, flags=re.DOTALL).groups()
+    parts = re.findall(r"^\| ([\d.]+) \| `tests/", text, flags=re.MULTILINE)
+    assert len(parts) == 9 and float(rest) + sum(map(float, parts)) == pytest.approx(float(total))

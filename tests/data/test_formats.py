@@ -241,6 +241,7 @@ def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
     assert boxes(data) == [("a.jpg", "dog", [0, 0, 10, 5]), ("a.jpg", "cat", [2, 1, 1, 1])]
     assert [category["name"] for category in data.categories] == ["cat", "dog"]
     assert data.annotations[0]["difficult"] == 1
+    assert [note for note in data.notes if "`difficult`" in note and note.endswith(": 2")]
     assert data.left_out == {
         "XML files without an image": ["lost.xml"],
         "images without an XML file": ["unlabeled.jpg"],

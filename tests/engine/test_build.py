@@ -45,7 +45,7 @@ def test_class_loss_must_be_for_the_models_logits(name, model_type, settings, me
 
 
 def test_a_run_that_starts_from_a_folder_of_the_library_has_its_tokens(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     pieces = tokenizers.ByteLevelBPETokenizer()
     pieces.train_from_iterator(["one, two", "two, three"], vocab_size=270, special_tokens=["<|endoftext|>"])
     pieces.save(str(tmp_path / "tokenizer.json"))

@@ -26,7 +26,7 @@ def world(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", FORMATS)
 def test_broken_input_is_read_or_a_clean_error(name, world, tmp_path):
     if name == "tokenizers":
-        pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+        pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     counts, failures = run_seeds(FORMATS[name], seeds_of(FORMATS[name], CASES), world, tmp_path)
     assert not failures, f"{dict(counts)}\n" + "\n\n".join(failures[:10])
     assert counts["accepted"] and counts["error"], f"{dict(counts)}: cases of one kind show little"

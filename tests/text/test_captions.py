@@ -76,7 +76,7 @@ def test_a_name_is_the_words_around_the_best_one(vocabulary):
 
 
 def test_names_are_whole_words_also_if_only_one_piece_reaches_the_threshold():
-    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     from helpers.grounding_models import BERT_TOKENS, bert_vocabulary
 
     vocabulary = bert_vocabulary()
@@ -87,7 +87,7 @@ def test_names_are_whole_words_also_if_only_one_piece_reaches_the_threshold():
 
 
 def test_another_script_is_warned_of(caplog):
-    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     from helpers.grounding_models import bert_vocabulary
 
     vocabulary = bert_vocabulary("с", "##о", "##б", "##а", "##к")

@@ -271,7 +271,7 @@ def test_the_vocabulary_is_learned_from_classes_and_phrases():
 def test_spans_of_tokens_are_those_of_the_text(kind):
     lines = ["a red dog", "hot dogs , red-hot", "Kos. a  cat"]
     if kind == "tokenizer":
-        pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+        pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
         vocabulary = TokenizerVocabulary(bert_tokenizer(), [0, 100, 101, 102, 103])
     else:
         size = 30 if kind == "bpe" else None

@@ -113,7 +113,7 @@ def test_other_models_read_no_prompts(tiny):
 
 
 def test_the_named_tokenizer_encodes_prompts(tiny, tmp_path):
-    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     (tmp_path / "tokenizer.json").write_text(bert_tokenizer())
     config = load_config(tiny, ["model.tokenizer=tokenizer.json"])
     train_set, val_set = build_datasets(DataSettings(**config["data"]))
@@ -180,7 +180,7 @@ def test_phrases_that_the_vocabulary_makes_the_same_are_an_error(caplog):
 
 
 def test_classes_that_the_tokenizer_makes_the_same_are_an_error(tiny, tmp_path):
-    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     (tmp_path / "tokenizer.json").write_text(bert_tokenizer())
     text = fails(train_tool.main, *own_phrases([tiny], "model.tokenizer=tokenizer.json", "--check"))
     assert "'red hollow donut' and 'red pointed sparkle' are the same to the model" in text, text

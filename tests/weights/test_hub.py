@@ -363,7 +363,7 @@ def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
     ],
 )
 def test_text_prompted_detectors_come_with_their_tokens(repositories, tmp_path, monkeypatch, name, mm):
-    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
     spec = grounding_config(mm=mm, shared=not mm)
     torch.manual_seed(0)
     model = build_model(spec, vocabularies={"target": bert_vocabulary()})

@@ -10,7 +10,7 @@ from vitkit.text.prompts import encode_phrases
 from vitkit.weights import tokenizer_files
 from vitkit.weights.tokenizer_files import find_tokenizer
 
-pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+pytest.importorskip("tokenizers", reason="needs pip install 'vitkit[text]'")
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
         in_splits = {image_id for ids in data.splits.values() for image_id in ids}
         without = [image["file_name"] for image in data.images if image["id"] not in in_splits]
         lost |= {"images that are in no split": without} if without else {}
+    num_notes = len(data.notes)
     written = WRITERS[to](data, out, lost)
     sheet = _sheet_of(out)
     draw_sheet(data, sheet)
@@ -121,6 +122,8 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
     print(f"{out}: {FORMATS[to].text}: {summarize(after)}")
     if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
         print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
+    for note in data.notes[num_notes:]:
+        print(f"  note: {note}")
     print_left_out(lost, "lost")
     before, now = before or count_classes(data), count_classes(after)
     names = dict.fromkeys((*before, *now))

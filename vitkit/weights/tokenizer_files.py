@@ -107,7 +107,7 @@ def find_tokenizer(source: str | Path) -> TokenizerVocabulary:
 
 def _require_tokenizers(source: str | Path) -> None:
     if not has_tokenizers():
-        raise CheckpointError(f"tokenizer {source}: needs the package tokenizers: pip install tokenizers.")
+        raise CheckpointError(f"tokenizer {source}: needs the package tokenizers: pip install 'vitkit[text]'.")
 
 
 def _wordpiece(tokens: Sequence[str]) -> str:

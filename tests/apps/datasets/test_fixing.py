@@ -86,6 +86,15 @@ def test_class_name_variants_are_merged_into_the_most_frequent(tmp_path):
     assert [annotation["category_id"] for annotation in data.annotations] == [4, 1, 1]
 
 
+def test_ignored_and_difficult_objects_become_crowd_regions(tmp_path):
+    data = dataset(tmp_path, num_boxes=6)
+    flags = [{"ignore": 1}, {"difficult": True}, {"ignore": 0}, {"difficult": "0"}, {"ignore": 1, "iscrowd": 1}, {}]
+    for annotation, of_object in zip(data.annotations, flags):
+        annotation |= of_object
+    assert FIXES["ignored"][0](data) == 2
+    assert [annotation["iscrowd"] for annotation in data.annotations] == [1, 1, 0, 0, 1, 0]
+
+
 def test_boxes_without_an_area_are_removed(tmp_path):
     data = dataset(tmp_path, num_boxes=3)
     data.annotations[0]["bbox"] = [5, 5, 0, 4]

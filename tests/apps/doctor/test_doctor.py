@@ -156,6 +156,13 @@ def test_a_run_is_named_by_its_folder(tmp_path):
             "has segmentation [[1, 2, 3]]; expected polygons",
         ),
         ({"segmentation": None}, "masks", "warn", "1 annotation has none"),
+        (
+            {"segmentation": [[4, 6, 20, 6, 20, 26, 4, 26], [8, 10, 16, 10, 16, 20, 8, 20]]},
+            "nested polygons",
+            "note",
+            "1 mask has a polygon within another one, as a hole is drawn (annotation 1)",
+        ),
+        ({"ignore": 1}, "annotations", "note", "`vitkit data convert --fix ignored` makes them crowd regions: 1"),
         ({"id": 2}, "annotation ids", "warn", "1 occur twice, such as 2"),
         ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
     ],

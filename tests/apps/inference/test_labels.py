@@ -111,6 +111,31 @@ def test_scores_are_kept_where_the_format_has_a_place(tmp_path):
     assert tasks[0]["data"]["image"] == "/data/local-files/?d=images/b/2.png"
 
 
+def test_scores_of_cvat_are_read_again_but_not_those_of_shapes_that_people_drew(tmp_path):
+    write_labels(predictions(tmp_path), "cvat", tmp_path)
+    data = read_annotations(tmp_path / "cvat")
+    assert sorted(annotation["score"] for annotation in data.annotations) == [0.55, 0.9]
+    path = tmp_path / "cvat" / "annotations.xml"
+    drawn = path.read_text().replace('source="auto"', 'source="manual"', 1)
+    path.write_text(drawn.replace(">0.550<", ">uncertain<"))  # an attribute of the user's own
+    assert not any("score" in annotation for annotation in read_annotations(tmp_path / "cvat").annotations)
+
+
+def test_category_ids_are_those_of_the_training_data(tmp_path):
+    content = predictions(tmp_path) | {"category_ids": [7, 3]}
+    write_labels(content, "coco", tmp_path)
+    data = read_annotations(tmp_path / "coco", tmp_path / "photos")
+    assert data.categories == [{"id": 7, "name": "cell"}, {"id": 3, "name": "platelet"}]
+    assert [annotation["category_id"] for annotation in data.annotations] == [3, 7]
+
+
+def test_yolo_names_predicted_images_in_one_split(tmp_path, capsys):
+    write_labels(predictions(tmp_path), "yolo", tmp_path)
+    data = read_annotations(tmp_path / "yolo" / "data.yaml")
+    assert {split: len(ids) for split, ids in data.splits.items()} == {"train": 2}
+    assert "data.yaml has no val: add it before training" in capsys.readouterr().out
+
+
 def test_the_least_certain_image_is_reviewed_first(tmp_path):
     content = predictions(tmp_path)
     content["images"].reverse()

@@ -14,7 +14,7 @@ from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.weights.transformers_folder import read_tokens_in
 
-tokenizers = pytest.importorskip("tokenizers", reason="the comparison needs pip install tokenizers")
+tokenizers = pytest.importorskip("tokenizers", reason="the comparison needs pip install 'vitkit[text]'")
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 transformers.utils.logging.disable_progress_bar()
 
@@ -154,7 +154,7 @@ def test_without_the_tokenizers_library_there_are_only_token_ids(name, request, 
     saved = load(folder).vocabulary.to_json()
     monkeypatch.setattr("vitkit.text.vocabulary.has_tokenizers", lambda: False)
     monkeypatch.setattr("vitkit.weights.tokenizer_files.has_tokenizers", lambda: False)
-    with pytest.raises(CheckpointError, match=r"or tokenizer\.json \(BERT, GPT-2; needs pip install tokenizers\)"):
+    with pytest.raises(CheckpointError, match=r"or tokenizer\.json \(BERT, GPT-2; needs pip install 'vitkit\[text\]'\)"):
         load(folder)
     with pytest.raises(CheckpointError, match="needs the package tokenizers, which is not installed"):
         Vocabulary.from_json(saved)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages
+from vitkit.data.formats.exporters import is_ignored
 from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import AnnotationChecks, is_box
@@ -213,6 +214,15 @@ def fix_crowds(data: AnnotatedImages) -> int:
     return len(crowds)
 
 
+def fix_ignored(data: AnnotatedImages) -> int:
+    """Make objects that are marked as ignored or difficult crowd regions, which training leaves out and evaluation
+    counts neither as missed nor, where they are detected, as wrong; return the number changed."""
+    ignored = [annotation for annotation in data.annotations if is_ignored(annotation)]
+    for annotation in ignored:
+        annotation["iscrowd"] = 1
+    return len(ignored)
+
+
 def fix_ids(data: AnnotatedImages) -> int:
     """Number the annotations from 1; return the number whose id changed."""
     changed = 0
@@ -231,6 +241,7 @@ FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "classes": (fix_classes, "classes merged into one of nearly the same name"),
     "empty": (fix_empty, "boxes without an area inside their image removed"),
     "crowds": (fix_crowds, "crowd regions made objects"),
+    "ignored": (fix_ignored, "objects marked as ignored or difficult made crowd regions"),
     "ids": (fix_ids, "annotations given another id"),
 }
 """Name -> (function that repairs a dataset and returns the number of changes, description of the change)."""

@@ -20,6 +20,7 @@ import yaml
 from pycocotools import mask as coco_mask
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
+from vitkit.data.formats.exporters import UNSET
 from vitkit.data.formats.grounding import GroundedImage
 from vitkit.data.formats.label_studio import LOCAL_FILES
 from vitkit.data.formats.odvg import LABEL_MAP
@@ -43,8 +44,6 @@ _NEGLIGIBLE = 0.01
 """Pixels; rounded numbers may lie as far outside of their image."""
 _MIN_OVERLAP = 0.99
 """The smallest IoU of a written outline and its mask; below it, the outline follows the edges of the mask's pixels."""
-_UNSET = (None, 0, "", "0", "false", "False")
-"""The values of a flag in other tools' JSON that do not set it."""
 
 
 def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
@@ -64,7 +63,8 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics reads them.
 
     Classes are numbered from 0 in the order of their ids. Objects with masks become polygons; masks in several parts or
-    with holes become one outline with seams.
+    with holes become one outline with seams. data.yaml names only splits that there are, without splits all images as
+    train; `notes` say if it lacks one that trainers require.
     """
     ids = sorted(category["id"] for category in data.categories)
     number = {category_id: k for k, category_id in enumerate(ids)}
@@ -89,11 +89,12 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         listed = {*data.splits[split]}
         names_of = [image["file_name"] for image in data.images if image["id"] in listed]
         lost.setdefault(f"images of the split {split!r}, as YOLO reads train, val and test", []).extend(names_of)
-    splits = list(data.splits) or [_ALL]
     names = class_names(data.content)
-    # Trainers require both keys: without splits both name the same images.
-    keys = {key: key if key in splits else splits[0] for key in ("train", "val")} | {s: s for s in splits if s != _ALL}
-    settings = {key: f"images/{split}" for key, split in keys.items()} | {"names": [names[i] for i in ids]}
+    folders = {split: f"images/{split}" for split in data.splits} or {"train": f"images/{_ALL}"}
+    settings = folders | {"names": [names[i] for i in ids]}
+    if lacking := [split for split in ("train", "val") if split not in folders]:
+        # Not the same folder twice: a trainer would validate on what it has learned.
+        data.notes.append(f"data.yaml has no {' and no '.join(lacking)}: add it before training, or split the images")
     write_text(out / "data.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     return [out / "data.yaml", out / "labels"]
 
@@ -117,7 +118,7 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             x, y, width, height = _clip(annotation, image, lost)
             obj = ElementTree.SubElement(root, "object")
             # Other tools' JSON may have true and false or degrees, which are not VOC's 0 and 1.
-            flags = {flag: int(annotation.get(flag) not in _UNSET) for flag in ("truncated", "occluded", "difficult")}
+            flags = {flag: int(annotation.get(flag) not in UNSET) for flag in ("truncated", "occluded", "difficult")}
             _add_text(obj, name=names[annotation["category_id"]], **flags)
             box = ElementTree.SubElement(obj, "bndbox")
             _add_text(
@@ -182,7 +183,7 @@ def _cvat_image(
     element = ElementTree.Element("image", described)
     for annotation in annotations:
         kind, fields = _cvat_shape(annotation, image, lost)
-        flags = {"occluded": int(annotation.get("occluded") not in _UNSET), "z_order": 0}
+        flags = {"occluded": int(annotation.get("occluded") not in UNSET), "z_order": 0}
         known = {"label": names[annotation["category_id"]], "source": "auto" if "score" in annotation else "file"}
         shape = ElementTree.SubElement(
             element, kind, {key: str(value) for key, value in (known | fields | flags).items()}

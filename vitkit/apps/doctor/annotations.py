@@ -27,6 +27,8 @@ _TINY_AREA = 16.0  # pixels, 4 x 4
 _LARGE_BOX = 9.0  # pixels; an area of 0 or 1 in a box of at least this size is a placeholder
 _SAME_OBJECT_IOU = 0.8
 """IoU above which two boxes of one class probably label one object twice."""
+_MIN_WITHIN = 0.99
+"""The smallest fraction of a polygon's pixels in another one that it lies within."""
 _MAX_MASKS = 50_000  # maximum number of masks decoded to be compared with their boxes
 
 
@@ -250,6 +252,7 @@ class CheckedDetectionFile:
             yield Issue("masks", verdict, message, self.where, {"masks": 0})
             return
         different, misplaced, max_distance, kinds = [], [], 0.0, Counter()
+        nested: list[Any] = []
         file_issues = segmentation_issues({**self.content, "annotations": with_mask}, required=False)
         wrong = {file_issue.position for file_issue in file_issues}
         step = -(-len(with_mask) // _MAX_MASKS)
@@ -261,6 +264,8 @@ class CheckedDetectionFile:
             kinds[_kind(segmentation)] += 1
             if kinds.total() % step:
                 continue
+            if isinstance(segmentation, list) and _is_nested(segmentation, image["height"], image["width"]):
+                nested.append(annotation.get("id"))
             extent = coco_mask.toBbox(encode_segmentation(segmentation, image["height"], image["width"]))
             edges, box_edges = ((x, y, x + width, y + height) for x, y, width, height in (extent.tolist(), box))
             distance = max(abs(a - b) for a, b in zip(edges, box_edges))
@@ -277,6 +282,11 @@ class CheckedDetectionFile:
         yield Issue("masks", severity if num_missing else "ok", message, self.where, details)
         if file_issues:
             yield from describe_issues(file_issues, self.where, severity)
+        if nested:
+            message = f"{pluralize(len(nested), 'masks', 'have')} a polygon within another one, as a hole is drawn "
+            message += f"(annotation {enumerate_items(nested)}), but COCO's masks are the union of their polygons: "
+            message += "write masks with holes as run lengths"
+            yield Issue("nested polygons", "note", message, self.where, {"masks": len(nested)})
         if misplaced:
             message = (
                 f"{pluralize(len(misplaced), 'masks', 'lie')} elsewhere than the box (IoU below {_MIN_MASK_IOU:g}): "
@@ -332,6 +342,16 @@ def _kind(segmentation: Any) -> str:
     if isinstance(segmentation, list):
         return "polygons in several parts" if len(segmentation) > 1 else "polygons"
     return "uncompressed run lengths" if isinstance(segmentation["counts"], list) else "compressed run lengths"
+
+
+def _is_nested(polygons: Sequence[Sequence[float]], height: int, width: int) -> bool:
+    """Return whether a polygon lies within another, larger one."""
+    if len(polygons) < 2:
+        return False
+    masks = [encode_segmentation([polygon], height, width) for polygon in polygons]
+    # The overlap with a crowd is relative to the area of the first mask.
+    within = coco_mask.iou(masks, masks, [1] * len(masks)) > _MIN_WITHIN
+    return bool((within & ~within.T).any())
 
 
 def describe_panoptic(

@@ -20,7 +20,8 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
     They are written image by image; of all images, only names and sizes are in memory.
 
     Args:
-        predictions: `images` and `classes` as in predictions.json; the images are iterated twice.
+        predictions: `images`, `classes` and, if there are any, `category_ids` as in predictions.json; the images are
+            iterated twice.
         format: one of WRITERS; scores are kept in COCO, CVAT and Label Studio.
         folder: annotations are written to its subfolder of the format's name, and names to review_order.txt in it, the
             least certain image first.
@@ -28,15 +29,17 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
         ConfigError: the predictions have no objects of images.
         DataError: an image cannot be named in the format, or a file cannot be written.
     """
-    images, classes = predictions.get("images", ()), predictions["classes"]
-    if "objects" not in next(iter(images), ()):
+    images, classes, category_ids = (predictions.get(key) for key in ("images", "classes", "category_ids"))
+    if "objects" not in next(iter(images or ()), ()):
         raise ConfigError(f"--format {format}: writes objects in images, and the model predicts none. Leave it out.")
-    target, data = folder / format, PredictedImages(images, classes)
+    target, data = folder / format, PredictedImages(images, classes, category_ids)
     if format == "coco":
         written = [_write_coco(data, target / "instances.json")]
     else:
         lost = _FirstNames()
         written = WRITERS[format](data, target, lost)
+        for note in data.notes:
+            print(f"  note: {note}")
         for line in describe_left_out(lost):
             print(f"  lost: {line}")
     order = target / "review_order.txt"
@@ -52,12 +55,14 @@ class PredictedImages(AnnotatedImages):
 
     Args:
         entries: the images of predictions.json, which are iterated here and for each iteration over the objects.
-        classes: the names of the classes.
+        classes, category_ids: the names of the classes, and their ids; None: they are numbered from 1.
     Raises:
         DataError: images lie on the network, or on several drives.
     """
 
-    def __init__(self, entries: Iterable[Mapping[str, Any]], classes: Sequence[str]):
+    def __init__(
+        self, entries: Iterable[Mapping[str, Any]], classes: Sequence[str], category_ids: Sequence[int] | None = None
+    ):
         self._entries, self._has_masks = entries, False
         self.names: list[str] = []
         """The image of each entry."""
@@ -70,7 +75,8 @@ class PredictedImages(AnnotatedImages):
             self.uncertainties.append(entry["uncertainty"])
             self._sizes.append((entry["width"], entry["height"]))
             self._has_masks = self._has_masks or any("mask" in found for found in entry["objects"])
-        categories = [{"id": number, "name": name} for number, name in enumerate(classes, start=1)]
+        numbers = category_ids if category_ids and all(type(k) is int for k in category_ids) else range(1, len(classes) + 1)
+        categories = [{"id": number, "name": name} for number, name in zip(numbers, classes)]
         super().__init__("predictions", Path(folder), Path(folder), {"categories": categories})
 
     @property

@@ -303,7 +303,7 @@ def _has_classes(config: Mapping[str, Any], weights: Located, vocabularies: Mapp
     raise CheckpointError(
         f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
         f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs pip install "
-        "tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and load its weights "
+        "'vitkit[text]'). For token ids only, build the model (vitkit.apps.inference.find_model) and load its weights "
         "(load_weights)."
     )
 

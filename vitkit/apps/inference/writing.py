@@ -175,6 +175,8 @@ def collect(
             journal.remove()
         raise DataError(error)
     head: dict[str, Any] = {"model": name, "classes": predictor.classes}
+    if predictor.category_ids is not None and predictor.finds_objects:
+        head["category_ids"] = list(predictor.category_ids)
     if predictor.finds_objects:
         head["thresholds"] = predictor.thresholds.to_json(predictor.classes)
     head |= {"images": lines.images} if images else {}

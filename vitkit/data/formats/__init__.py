@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.detecting import FORMATS, detect_format
+from vitkit.data.formats.exporters import IGNORED, is_ignored
 from vitkit.data.formats.sizes import fit_images
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues, segmentation_issues
@@ -75,6 +76,8 @@ def read_annotations(
             f"all {len(data.annotations)} objects are crowd regions (iscrowd: 1), which are not trained on; "
             "`--fix crowds` makes them objects"
         )
+    if data.format != "coco" and (num_ignored := sum(map(is_ignored, data.annotations))):
+        data.notes.append(f"{IGNORED}: {num_ignored}")
     data.notes += _describe_shared_images(data)
     if outside := data.outside():
         count = len(outside)

@@ -81,7 +81,17 @@ def _add_shape(data: AnnotatedImages, image: Mapping[str, Any], shape: ElementTr
         return
     label = data.strip_name(shape.get("label") or "", f"annotations: '{path}': the label of a {shape.tag}")
     flags = {"occluded": 1} if shape.get("occluded") == "1" else {}
-    data.add_object(image["id"], label, **fields, **flags)
+    data.add_object(image["id"], label, **fields, **flags, **_score(shape))
+
+
+def _score(shape: ElementTree.Element) -> dict[str, float]:
+    """Return the `score` that a model's object was written with; one that a person has drawn only has its default."""
+    text = shape.findtext("attribute[@name='score']") if shape.get("source") != "manual" else None
+    try:
+        score = float(text or "nan")
+    except ValueError:  # the user's own attribute
+        return {}
+    return {"score": score} if 0 <= score <= 1 else {}
 
 
 def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +16,12 @@ from vitkit.text_format import pluralize
 _CHECKPOINTS = ".ipynb_checkpoints"
 _UNREAD = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox", "obb")
 """Fields that turn a box in ways that tools do not agree on."""
+UNSET = (None, 0, "", "0", "false", "False")
+"""The values of a flag in other tools' JSON that do not set it."""
+IGNORED = (
+    "objects marked as `ignore` or `difficult`, learned and scored like others unless `vitkit data convert --fix "
+    "ignored` makes them crowd regions"
+)
 
 
 def read_exporters_fields(content: Any) -> list[str]:
@@ -82,7 +88,7 @@ class ExportersFields:
     def notes(self) -> list[str]:
         """Describe what was changed since `read` began."""
         numbered = {"annotations with texts as ids, numbered from 1": self._number} if self._number else {}
-        return [f"{what}: {count}" for what, count in {**self._counts, **numbered}.items()]
+        return [f"{what}: {count}" for what, count in {**self._counts, **numbered}.items() if count]
 
     def _is_of_debris(self, annotation: Any) -> bool:
         image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
@@ -104,9 +110,15 @@ class ExportersFields:
         for key in _UNREAD:
             if annotation.get(key):
                 counts[f"objects with a field {key!r}, which is not read although it may turn their boxes"] += 1
+        counts[IGNORED] += is_ignored(annotation)
         if self._has_text_ids:
             self._number += 1
             annotation["id"] = self._number
+
+
+def is_ignored(annotation: Mapping[str, Any]) -> bool:
+    """Whether an object has a flag by which VOC's and other evaluations leave it out, and is not a crowd region yet."""
+    return not annotation.get("iscrowd") and any(annotation.get(flag) not in UNSET for flag in ("ignore", "difficult"))
 
 
 def _is_debris(name: Any) -> bool:
