@@ -387,9 +387,7 @@ class TokenizerVocabulary(Vocabulary):
 
     def __init__(self, tokenizer: str, special: Sequence[int]):
         if not has_tokenizers():
-            raise CheckpointError(
-                "the model's vocabulary needs the package tokenizers, which is not installed: pip install 'vitkit[text]'."
-            )
+            raise CheckpointError("the model's vocabulary needs the package tokenizers: pip install 'vitkit[text]'.")
         from tokenizers import Tokenizer
 
         _check_lengthening(tokenizer)

@@ -154,7 +154,9 @@ def test_without_the_tokenizers_library_there_are_only_token_ids(name, request, 
     saved = load(folder).vocabulary.to_json()
     monkeypatch.setattr("vitkit.text.vocabulary.has_tokenizers", lambda: False)
     monkeypatch.setattr("vitkit.weights.tokenizer_files.has_tokenizers", lambda: False)
-    with pytest.raises(CheckpointError, match=r"or tokenizer\.json \(BERT, GPT-2; needs pip install 'vitkit\[text\]'\)"):
+    with pytest.raises(
+        CheckpointError, match=r"or tokenizer\.json \(BERT, GPT-2; needs pip install 'vitkit\[text\]'\)"
+    ):
         load(folder)
     with pytest.raises(CheckpointError, match="needs the package tokenizers, which is not installed"):
         Vocabulary.from_json(saved)

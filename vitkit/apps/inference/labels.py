@@ -75,8 +75,9 @@ class PredictedImages(AnnotatedImages):
             self.uncertainties.append(entry["uncertainty"])
             self._sizes.append((entry["width"], entry["height"]))
             self._has_masks = self._has_masks or any("mask" in found for found in entry["objects"])
-        numbers = category_ids if category_ids and all(type(k) is int for k in category_ids) else range(1, len(classes) + 1)
-        categories = [{"id": number, "name": name} for number, name in zip(numbers, classes)]
+        if not category_ids or not all(type(number) is int for number in category_ids):
+            category_ids = range(1, len(classes) + 1)
+        categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes)]
         super().__init__("predictions", Path(folder), Path(folder), {"categories": categories})
 
     @property
