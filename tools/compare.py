@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from vitkit.evaluation.text import LengthGroup
 
 
+LOG_SUFFIXES = (".txt", ".log", ".jsonl")
+"""Endings of logs; the last one is that of a run, which has its curves."""
+
+
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "runs, checkpoints, other models or results files, at least two; and key.sub=value for the config of each"
@@ -66,6 +70,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.models if is_override(word)]
     args.models = [word for word in args.models if not is_override(word)]
+    # `runs/*` also names what runs have printed.
+    args.logs = [word for word in args.models if word.endswith(LOG_SUFFIXES[: 2 if args.curves else 3])]
+    args.models = [word for word in args.models if word not in args.logs]
     if len(args.models) < 2 and not args.curves:
         parser.error("give at least two models or results files")
     if args.names and len(args.names) != len(args.models):
@@ -86,6 +93,8 @@ def main(argv: list[str] | None = None) -> None:
 
     with errors_in_one_line():
         setup_logging()
+        if args.logs:
+            print(f"passed over, as they are logs: {', '.join(args.logs)}")
         for option, path in (("--out", args.out), ("--by-length", args.by_length), ("--curves", args.curves)):
             check_out(option, path)
         if args.curves:
@@ -137,14 +146,15 @@ def print_lengths(groups: Mapping[str, Sequence[LengthGroup]]) -> None:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print each model's metrics and their differences from those of the first model, also over seeds."""
-    for name, differences in zip(comparison.names[1:], comparison.differences):
-        print(f"{name} against {comparison.names[0]}, on {pluralize(len(comparison.sample_ids), 'samples')}:")
-        print_differences(differences, comparison.lower_is_better)
+    """Print the metrics of recipes with several seeds and their differences, then those of each model from the first
+    one."""
     if any(len(members) > 1 for members in comparison.recipes):
         for k, differences in enumerate(comparison.over_seeds, start=1):
             print(f"{comparison.recipe_name(k)} against {comparison.recipe_name(0)}, means over seeds:")
             print_differences(differences, comparison.lower_is_better)
+    for name, differences in zip(comparison.names[1:], comparison.differences):
+        print(f"{name} against {comparison.names[0]}, on {pluralize(len(comparison.sample_ids), 'samples')}:")
+        print_differences(differences, comparison.lower_is_better)
     if warning := comparison.seed_warning():
         print(f"warning: {warning}")
 

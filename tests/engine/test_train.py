@@ -1,4 +1,5 @@
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -276,7 +277,9 @@ def test_resuming_a_complete_run_reports_that_it_is_complete(tmp_path, capsys):
     before = (tmp_path / "run" / LAST_NAME).read_bytes()
     capsys.readouterr()
     run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME)
-    assert "epoch 4 of 4 is done" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "epoch 4 of 4 is done" in printed
+    assert re.search(r"resumed from \S*/run/last.pth after step \d+: 4 of 4 epochs are done\n", printed)
     assert (tmp_path / "run" / LAST_NAME).read_bytes() == before
 
 

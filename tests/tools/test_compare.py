@@ -50,6 +50,19 @@ def test_single_run_shows_every_loss(tmp_path):
     assert (tmp_path / "new" / "c.png").is_file()
 
 
+def test_logs_beside_runs_are_passed_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "a", best_epoch=2)
+    write_log(tmp_path / "b", best_epoch=5)
+    (tmp_path / "a.txt").write_text("what a has printed")
+    compare.main(["a", "a.txt", "b", "--curves", "curves.png", "--names", "first", "second"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("passed over, as they are logs: a.txt\n") and "second  best bbox/AP 0.5" in printed
+    with pytest.raises(SystemExit):
+        compare.main(["a", "a.txt", "a/log.jsonl"])
+    assert "give at least two models or results files" in capsys.readouterr().err
+
+
 def test_smoothing_is_a_fraction_of_the_curve():
     values = np.array([0.0, 0, 6, 0, 0])
     assert smooth(values, 3).tolist() == [0, 2, 2, 2, 0]

@@ -79,6 +79,17 @@ def test_split_writes_a_file_for_each_split(capsys):
     assert "train" in capsys.readouterr().out
 
 
+def test_split_takes_numbers_of_images():
+    write_yolo("y", 8)
+    split.main(["y", "--val", "2", "--test", "3", "--out", "s"])
+    sizes = {name: len(CocoDetection("y/images", f"s/instances_{name}.json")) for name in ("train", "val", "test")}
+    assert sizes == {"train": 3, "val": 2, "test": 3}
+    with pytest.raises(SystemExit, match="split: {'val': 8} of 8 images leaves none for training"):
+        split.main(["y", "--val", "8", "--out", "t"])
+    with pytest.raises(SystemExit, match="got 1.5; expected a fraction between 0 and 1, or a number of images"):
+        split.main(["y", "--val", "1.5", "--out", "t"])
+
+
 def test_damaged_image_is_in_no_split_and_not_on_the_sheet(capsys):
     write_yolo("y", 8)
     convert.main(["y/data.yaml", "--to", "coco", "--out", "own.json"])

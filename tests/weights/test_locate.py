@@ -131,7 +131,7 @@ def test_weights_are_a_file_a_folder_or_a_name_to_download(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("started", "'started' is not the folder of a run: expected config.json and best.pth or last.pth"),
+        ("started", "'started' is not the folder of a run: expected best.pth or last.pth"),
         ("run/config.json", "run/config.json: a config has no weights"),
         ("quickstart/detr", "quickstart/detr: a config has no weights"),
         ("detr:a=1", "detr:a=1: a config has no weights"),

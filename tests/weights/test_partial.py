@@ -41,24 +41,26 @@ def test_entries_of_the_same_shape_are_taken_and_the_others_are_listed():
     of_queries = next(line.split() for line in lines if line.startswith("  head.query_embed"))
     assert of_queries == ["head.query_embed", "0", "1"]
     assert "  other shape: head.encoder.layers.0.ffn.linear1.weight: checkpoint (32, 96), model (384, 96)" in lines
-    assert "  new, not in the checkpoint: head.query_embed" in lines
-    assert "  in the checkpoint only: head.gate" in lines
+    assert "  new, not in the checkpoint: head.query_embed.weight" in lines
+    assert "  in the checkpoint only: head.gate.weight" in lines
 
 
 def test_without_partial_the_same_weights_are_an_error():
-    with pytest.raises(CheckpointError, match=r"linear1.weight: checkpoint \(32, 96\), model \(384, 96\)"):
+    with pytest.raises(CheckpointError, match=r"linear1.weight: checkpoint \(32, 96\), model \(384, 96\)") as caught:
         load_weights(detr(), detr(d_ffn=32).state_dict(), new_class_head=True)
+    assert "To load what fits, use --init-partial of `vitkit train`" in str(caught.value)
 
 
 def test_weights_without_anything_in_common_are_an_error():
-    with pytest.raises(CheckpointError, match="0 of the model's"):
+    with pytest.raises(CheckpointError, match="0 of the model's") as caught:
         load_weights(detr(), {"other.weight": torch.zeros(2)}, partial=True)
+    assert "init-partial" not in str(caught.value)
 
 
 def test_a_class_head_of_other_classes_is_new():
     report = load_weights(detr(["a", "b", "c"]), detr().state_dict(), partial=True, new_class_head=True)
     assert report.reinitialized == ["head.class_embed.weight", "head.class_embed.bias"] and not report.misshapen
-    assert "  new, for other classes: head.class_embed" in report.table(detr().state_dict())
+    assert "  new, for other classes: head.class_embed.weight" in report.table(detr().state_dict()).splitlines()
 
 
 def test_training_starts_from_a_part_of_other_weights(tmp_path, monkeypatch, capsys):

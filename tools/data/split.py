@@ -6,6 +6,7 @@ label maps of classes, train.txt and so on for `names=` of SemanticFolder.
 
 Examples:
     vitkit data split own.json --images photos --val 0.2 --test 0.1 --out annotations
+    vitkit data split own.json --images photos --test 40 --out annotations
     vitkit data split labels/train --images images/train --from semantic_maps --val "0006R0_*" --out names
     vitkit data split cells/data.yaml --val 0.2 --seed 1 --to yolo --out cells_split
 """
@@ -30,7 +31,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     add_source(parser, with_split=False)
     for name in ("val", "test"):
-        text = f"the {name} split: a fraction of the images, or patterns of file names"
+        text = f"the {name} split: a fraction of the images, their number, or patterns of file names"
         parser.add_argument(f"--{name}", nargs="+", default=[], metavar="PART", help=text)
     text = "random seed of the split (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="S", help=text)
@@ -50,10 +51,10 @@ def main(argv: list[str] | None = None) -> None:
 
     with errors_in_one_line():
         check_out(args.out, overwrite=args.overwrite)
-        fractions, patterns = {}, {}
+        sizes, patterns = {}, {}
         for name, parts in (("val", args.val), ("test", args.test)):
-            if len(parts) == 1 and (fraction := as_fraction(parts[0])) is not None:
-                fractions[name] = fraction
+            if len(parts) == 1 and (size := as_size(parts[0])) is not None:
+                sizes[name] = size
             elif parts:
                 patterns[name] = parts
         source = Path(args.source)
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
         else:
             data = read_source(source, args.images, format=args.format)
         notes, left_out = len(data.notes), {reason: len(names) for reason, names in data.left_out.items()}
-        split_dataset(data, fractions, patterns=patterns, seed=args.seed)
+        split_dataset(data, sizes, patterns=patterns, seed=args.seed)
         for note in data.notes[notes:]:
             print(f"  note: {note}")
         print_left_out(
@@ -106,15 +107,17 @@ def write_names(data: AnnotatedImages, out: Path) -> None:
         print(f"wrote {path}: for data.{split}.names={path}")
 
 
-def as_fraction(text: str) -> float | None:
-    """Return a number between 0 and 1; None for a pattern."""
+def as_size(text: str) -> float | int | None:
+    """Return a fraction between 0 and 1, or a number of images; None for a pattern."""
     try:
         number = float(text)
     except ValueError:
         return None
-    if not 0 < number < 1:
-        raise DataError(f"--val and --test: got {text}; expected a number between 0 and 1.")
-    return number
+    if 0 < number < 1:
+        return number
+    if not text.isdecimal() or int(text) == 0:
+        raise DataError(f"--val and --test: got {text}; expected a fraction between 0 and 1, or a number of images.")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class LoadReport:
             "in the checkpoint only": [*self.unexpected, *self.left_out],
         }
         for kind, keys in others.items():
-            lines += [f"  {kind}: {module}" for module in _modules(keys)]
+            lines += [f"  {kind}: {key}" for key in keys]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -381,7 +381,7 @@ def _mismatch(
         lines.append(f"missing ({len(report.missing)}): {_shorten(report.missing)}")
     if report.unexpected:
         lines.append(f"unexpected ({len(report.unexpected)}): {_shorten(report.unexpected)}")
-    if common and not misshapen:
+    if common > len(misshapen):
         lines.append("To load what fits, use --init-partial of `vitkit train`, or partial=True of vitkit.load_weights.")
     return "\n  ".join(lines)
 

@@ -196,19 +196,19 @@ def nothing_named(name: str, names: Collection[str], *others: str) -> str:
 
 
 def find_run_weights(folder: Path) -> Path:
-    """Return the checkpoint in a run's folder.
+    """Return the checkpoint in a run's folder, or in one that has only the checkpoint.
 
     Raises:
-        ConfigError: it is not the folder of a run.
+        ConfigError: it has none.
         CheckpointError: it is that of a checkpoint's shards.
     """
     weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
-    if not weights or not (folder / RUN_CONFIG).is_file():
+    if not weights:
         check_not_shards(folder)
         runs = sorted(file.parent for file in folder.glob(f"*/{RUN_CONFIG}"))
         remedy = f" It has runs: give one, such as {runs[-1]}." if runs else ""
         raise ConfigError(
-            f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
-            f"writes them.{remedy}"
+            f"'{folder}' is not the folder of a run: expected {' or '.join(RUN_WEIGHTS)}, as training writes "
+            f"them.{remedy}"
         )
     return weights[0]

@@ -50,6 +50,13 @@ def test_each_class_has_its_share_in_each_split(tmp_path):
     assert data.splits != first and {*chain(*data.splits.values())} == set(range(1, 41))
 
 
+def test_a_number_of_images_is_met_whatever_their_objects(tmp_path):
+    data = dataset(tmp_path, [f"{k}x.png" for k in range(60)], lambda k: ["cat"] * (k % 7) + ["rare"] * (k % 11 == 0))
+    for seed in range(3):
+        split_dataset(data, {"val": 0.2, "test": 17}, seed=seed)
+        assert {name: len(ids) for name, ids in data.splits.items()} == {"train": 31, "val": 12, "test": 17}
+
+
 def test_copies_and_recordings_stay_together(tmp_path):
     names = [f"rec{r}_{frame:04d}.png" for r in range(6) for frame in range(5)]
     data = dataset(tmp_path, names)

@@ -49,6 +49,14 @@ def run(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
+def test_a_folder_with_only_a_checkpoint_is_loaded(run, monkeypatch):
+    (run / "config.json").unlink()
+    monkeypatch.chdir(run)
+    assert load(".").classes == ["cat", "dog", "cow"]
+    (run / "best.pth").unlink()
+    assert load(".").classes == ["cat", "dog", "cow"]
+
+
 def image(height=40, width=56, seed=0):
     return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
 
@@ -257,7 +265,7 @@ def test_predictions_of_every_task_can_be_drawn(tmp_path):
             ".",
             None,
             ConfigError,
-            "'.' is not the folder of a run: expected config.json .* It has runs: give one, such as run.$",
+            "'.' is not the folder of a run: expected best.pth .* It has runs: give one, such as run.$",
         ),
         ("tinny.py", "run/best.pth", ConfigError, "no config file 'tinny.py'. Did you mean 'tiny.py'"),
         ("quickstart/detr", None, ConfigError, "quickstart/detr: a config has no weights"),

@@ -75,7 +75,8 @@ def test_recipes_are_compared_over_their_seeds(folder, capsys):
     assert "means over seeds" in Path("page.html").read_text()
     compare_tool.print_comparison(comparison)
     printed = capsys.readouterr().out
-    assert "b0, b1 against a0, a1, means over seeds:" in printed and "warning" not in printed
+    assert printed.startswith("b0, b1 against a0, a1, means over seeds:\n") and "warning" not in printed
+    assert printed.count(" against a0, on ") == 3
 
 
 def test_one_seed_is_a_warning(folder, capsys):

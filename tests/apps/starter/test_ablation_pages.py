@@ -203,3 +203,16 @@ def test_compute_frontier_is_on_the_page_and_in_a_plot_of_its_own(tmp_path):
     (tmp_path / "losses.py").write_text(FRONTIER.replace('frontier={f"{n} by', 'frontier={f"{n} on'))
     with pytest.raises(ConfigError, match=r"losses\.py: frontier: no arm '100000 on 1000000'\. Did you mean "):
         sets.read_set(tmp_path / "losses.py")
+
+
+@pytest.mark.parametrize("at_home", [True, False])
+def test_the_command_on_a_page_finds_its_set(tmp_path, monkeypatch, at_home):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my sets").mkdir()
+    (tmp_path / "my sets" / "few.py").write_text("'Few.'\n\n\ndef ablation():\n    return dict()\n")
+    path = sets.find_set("vit_parts" if at_home else "my sets/few.py")
+    run = dict(arm="a", seed=0, epochs=1, steps=1, processor_minutes=2.0, versions={}, threads=1, device="cpu")
+    rows = [run | dict(evaluations=[dict(epoch=1, metrics=dict(AP=0.5))], command="vitkit train b")]
+    page = pages.table(sets.Ablation("b", ["AP"], {"a": {}}), path, rows)
+    [command] = re.findall("`(vitkit ablate .*?)`", page)
+    assert sets.find_set(shlex.split(command)[2]) == path

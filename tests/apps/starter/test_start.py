@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights
 from vitkit.apps.visualization import curves
+from vitkit.engine.hooks.saving import Interrupted
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
@@ -320,6 +322,19 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     folders = [Path(config["data"][split]["folder"]) for split in ("train", "val")]
     counts = [[len(list((folder / name).iterdir())) for name in ("rose", "tulip")] for folder in folders]
     assert [sum(column) for column in zip(*counts)] == [12, 12] and all(counts[1])
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), Interrupted(signal.SIGTERM)])
+def test_the_command_of_the_report_is_printed_where_a_signal_ends_the_training(monkeypatch, tmp_path, capsys, end):
+    def train_chosen(*args, **options):
+        assert "if this process is killed: vitkit test " in capsys.readouterr().out
+        raise end
+
+    monkeypatch.setattr(start, "train_chosen", train_chosen)
+    with pytest.raises(type(end)):
+        start.train_and_report(None, None, None, tmp_path / "start", leaks=[], facts={}, deadline=0.0)
+    command = f"vitkit test {tmp_path}/start/run --report {tmp_path}/start/report.html\n"
+    assert capsys.readouterr().out.endswith(f"this writes the report: {command}")
 
 
 def test_a_leak_in_the_users_own_split_is_said_and_does_not_stop(world, step_cost, monkeypatch, tmp_path, capsys):

@@ -184,7 +184,12 @@ def _time_of(path: Path) -> float | None:
 
 
 def stratify(
-    groups: np.ndarray, classes: Sequence[Counter[int]], fractions: dict[str, float], *, seed: int = 0
+    groups: np.ndarray,
+    classes: Sequence[Counter[int]],
+    fractions: dict[str, float],
+    *,
+    seed: int = 0,
+    exact: bool = False,
 ) -> dict[str, list[int]]:
     """Divide images among splits, keeping groups together, so that each split gets its fraction of every class.
 
@@ -197,6 +202,8 @@ def stratify(
         classes: for each image, the number of objects of each class.
         fractions: the fraction of images for each split; their sum is 1.
         seed: seed of the order among equal choices.
+        exact: put a group only into a split that still lacks images, so that the fractions of images are met as far as
+            groups allow, rather than those of objects.
     Returns:
         indices of the images of each split, sorted.
     Raises:
@@ -218,7 +225,9 @@ def stratify(
         num_groups = (counts[left] > 0).sum(axis=0).astype(float)
         column = int(np.where(num_groups > 0, num_groups, np.inf).argmin())
         for group in sorted(left[counts[left, column] > 0].tolist(), key=lambda g: -counts[g, -1]):
-            chosen[group] = (lacking @ counts[group]).argmax()
+            has_room = lacking[:, -1] * shares[:, 0] > 0.5 * counts[group, -1]
+            is_open = has_room | ~has_room.any() | (not exact)
+            chosen[group] = np.where(is_open, lacking @ counts[group], -np.inf).argmax()
             lacking[chosen[group]] -= counts[group] / shares[chosen[group]]
     splits = {name: np.flatnonzero((groups >= 0) & (chosen[groups] == k)).tolist() for k, name in enumerate(fractions)}
     empty = [name for name, positions in splits.items() if not positions]

@@ -20,7 +20,7 @@ _MIN_TOLD = 3
 
 def split_dataset(
     data: AnnotatedImages,
-    fractions: Mapping[str, float] | None = None,
+    sizes: Mapping[str, float] | None = None,
     *,
     patterns: Mapping[str, Sequence[str]] | None = None,
     seed: int = 0,
@@ -34,24 +34,28 @@ def split_dataset(
 
     Args:
         data: the dataset whose splits are set.
-        fractions: fractions of the images in val and test, such as {"val": 0.2}; the rest is train.
+        sizes: fractions of the images in val and test, or, as integers, numbers of images, such as {"val": 0.2,
+            "test": 40}; the rest is train.
         patterns: patterns of file names for each split, such as {"val": ["0016E5_*"]}; the rest is train, or is divided
-            by `fractions`.
+            by `sizes`.
         seed: seed of the random split.
     Raises:
-        ConfigError: the fractions are invalid, or neither fractions nor patterns are given.
+        ConfigError: the sizes are invalid, or neither sizes nor patterns are given.
         DataError: a pattern matches no image or two splits, or a split would get no image.
     """
-    fractions, patterns = dict(fractions or {}), dict(patterns or {})
-    if not fractions and not patterns:
-        raise ConfigError("split: give a fraction or patterns of val or test.")
-    if not all(0 < share < 1 for share in fractions.values()) or sum(fractions.values()) >= 1:
-        raise ConfigError(f"split: fractions {fractions}; expected numbers between 0 and 1 with a sum below 1.")
+    sizes, patterns = dict(sizes or {}), dict(patterns or {})
+    if not sizes and not patterns:
+        raise ConfigError("split: give a fraction, a number or patterns of val or test.")
+    fractions = [size for size in sizes.values() if not isinstance(size, int)]
+    if not all(size > 0 for size in sizes.values()) or sum(fractions) >= 1:
+        raise ConfigError(
+            f"split: sizes {sizes}; expected fractions between 0 and 1 with a sum below 1, or numbers of images."
+        )
     named = _find_named(data, patterns)
     rest = [k for k in range(len(data.images)) if k not in {p for positions in named.values() for p in positions}]
     splits = {"train": rest}
-    if fractions:
-        splits = _at_random(data, rest, {"train": 1 - sum(fractions.values()), **fractions}, seed)
+    if sizes:
+        splits = _at_random(data, rest, sizes, seed)
     splits |= named
     if not splits["train"]:
         raise DataError("split: no image is left for training. Give patterns that match fewer images.")
@@ -87,7 +91,7 @@ def _find_recordings(data: AnnotatedImages) -> dict[int, str]:
 
 
 def _at_random(
-    data: AnnotatedImages, positions: list[int], fractions: dict[str, float], seed: int
+    data: AnnotatedImages, positions: list[int], sizes: Mapping[str, float], seed: int
 ) -> dict[str, list[int]]:
     paths = [data.folder / data.images[k]["file_name"] for k in positions]
     told = _find_recordings(data)
@@ -122,5 +126,11 @@ def _at_random(
     for annotation in data.annotations:
         if annotation["image_id"] in classes:
             classes[annotation["image_id"]][annotation["category_id"]] += 1
-    splits = stratify(groups, [classes[data.images[k]["id"]] for k in positions], fractions, seed=seed)
+    num_images = len(positions) - len(errors)
+    fractions = {name: size / num_images if isinstance(size, int) else size for name, size in sizes.items()}
+    if sum(fractions.values()) >= 1:
+        raise DataError(f"split: {sizes} of {pluralize(num_images, 'images')} leaves none for training. Give less.")
+    fractions = {"train": 1 - sum(fractions.values()), **fractions}
+    exact = any(isinstance(size, int) for size in sizes.values())
+    splits = stratify(groups, [classes[data.images[k]["id"]] for k in positions], fractions, seed=seed, exact=exact)
     return {name: [positions[k] for k in chosen] for name, chosen in splits.items()}

@@ -162,7 +162,7 @@ def find_model(
 
     Args:
         source: a config that was loaded before, or one of the following, see `vitkit.weights.locate` for their order:
-            the folder of a run;
+            the folder of a run, or one of its checkpoint and the files beside it;
             a config file (.py, or .json as saved), or any other file: a run's checkpoint or an exported model
                 (.onnx, .pt2), which hold their config;
             a name of the model zoo, such as "shapes_dino", whose weights are in the package, or "detr_r50", whose
@@ -237,7 +237,8 @@ def _config_of(model: Located, overrides: Sequence[str], trust: bool) -> Config:
     """
     if model.kind in ("hub", "library"):
         return read_config(model, overrides, trust=trust)
-    if model.kind == "run":
+    # A checkpoint that was copied without the run's config has it as well.
+    if model.kind == "run" and isfile(Path(model.name) / RUN_CONFIG):
         return load_config(Path(model.name) / RUN_CONFIG, overrides, trust=trust)
     if model.kind == "published":
         return load_published_config(model.name, overrides)

@@ -34,6 +34,7 @@ from vitkit.apps.training.api import Run
 from vitkit.apps.visualization.curves import read_log
 from vitkit.config import Config, load_config
 from vitkit.devices import default_device, has_bfloat16
+from vitkit.engine.hooks.saving import Interrupted
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.logging import LOG_NAME
 from vitkit.protocols.evaluator import is_measured
@@ -257,10 +258,11 @@ def train_and_report(
         deadline: when everything has to end, on the monotonic clock.
     """
     began = time.monotonic()
+    command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
+    print(f"report    follows; if this process is killed: {command}", flush=True)
     try:
         run = train_chosen(request, data, choice, folder, deadline=deadline)
-    except KeyboardInterrupt:
-        command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
+    except (KeyboardInterrupt, Interrupted):
         print(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
         raise
     config = load_config(folder / CONFIG)

@@ -15,7 +15,7 @@ from vitkit.apps.analysis.compute_frontier import OPERATIONS, FittedScalingLaw, 
 from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
 from vitkit.apps.report.intervals import difference_over_seeds
 from vitkit.apps.starter.ablations.goal import Curves, goal_of, goal_table
-from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of, train_command
+from vitkit.apps.starter.ablations.sets import Ablation, Row, name_of, summary_of, train_command
 from vitkit.apps.visualization.canvas import save_figure
 from vitkit.io.output import write_text
 
@@ -72,7 +72,8 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row], frontier: FittedS
     if rows:
         versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
         threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
-        lines += ["", f"`vitkit ablate {path.stem}`; {'; '.join(versions)}; {'; '.join(threads)}."]
+        command = shlex.join(["vitkit", "ablate", name_of(path)])
+        lines += ["", f"`{command}`; {'; '.join(versions)}; {'; '.join(threads)}."]
         lines += [f"The command of each run is in [{path.stem}.json]({path.stem}.json).", ""]
         lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
     return "\n".join(lines) + "\n"

@@ -73,6 +73,11 @@ def find_set(name: str) -> Path:
     return path
 
 
+def name_of(path: Path) -> str:
+    """Return what `find_set` finds a set's file by."""
+    return path.stem if path.parent == _sets_folder() else str(path)
+
+
 def read_set(path: Path) -> Ablation:
     """Return the set in a file.
 
