@@ -22,7 +22,8 @@ from vitkit.apps.inference import Predictor, load
 from vitkit.data.loading.settings import DataSettings
 from vitkit.engine.build import build_model
 from vitkit.protocols.model import Model
-from vitkit.registry import CRITERIA, DATASETS
+from vitkit.registry import CRITERIA, DATASETS, MATCHERS
+from vitkit.structures import DetectionTarget
 from vitkit.text.vocabulary import Vocabulary
 
 SNIPPETS = [
@@ -127,6 +128,37 @@ def test_own_loss_is_computed(names):
     criterion = CRITERIA.build(spec | dict(weights=spec["weights"] | dict(center=1.0)))
     boxes = torch.tensor([[0.5, 0.5, 0.2, 0.2]])
     assert criterion.box_losses(boxes, boxes + 0.1)["center"] == pytest.approx(0.1 * 2**0.5)
+
+
+def test_own_matcher_adds_its_cost_to_the_pairs_of_each_image(names):
+    run("configs/README.md", 6, names)
+    spec = names["cfg"]["criterion"]
+    matcher = spec["matcher"] | dict(type="CenterMatcher", cost_labels=0.0, cost_l1=0.0, cost_giou=0.0, cost_center=2.0)
+    logits = torch.zeros(2, 3, 4)
+    boxes = torch.tensor([[0.2, 0.2], [0.5, 0.5], [0.8, 0.8]])
+    layer = dict(pred_logits=logits, pred_boxes=torch.cat([boxes, torch.full((3, 2), 0.1)], 1).expand(2, 3, 4))
+    objects = torch.tensor([[0.8, 0.5, 0.1, 0.1], [0.2, 0.6, 0.1, 0.1], [0.5, 0.5, 0.1, 0.1]])
+    targets = [dict(labels=torch.zeros(k.numel(), dtype=torch.int64), boxes_cxcywh=objects[k])
+               for k in (torch.tensor([0, 1]), torch.tensor([2]))]  # fmt: skip
+    costs, terms = MATCHERS.build(matcher).costs([layer], targets)
+    expected = 2 * torch.cdist(objects[:, :2], boxes)
+    torch.testing.assert_close(costs, expected[None])
+    torch.testing.assert_close(terms["center"], expected[None] / 2)
+    matches = MATCHERS.build(matcher)([([layer], targets)])
+    # The first object is as near to the second query as to the third, the second one nearest to the second.
+    pairs = [[of_image[0].tolist(), of_image[1].tolist()] for of_image in matches[0][0]]
+    assert pairs == [[[1, 2], [1, 0]], [[1], [0]]]
+    criterion = CRITERIA.build(spec | dict(matcher=matcher))
+    assert type(criterion.matcher).__name__ == "CenterMatcher"
+
+
+def test_fields_of_targets_are_in_one_table(capsys):
+    help(DetectionTarget)
+    shown = [line.strip(" |") for line in capsys.readouterr().out.splitlines() if line.count(" | ") > 1]
+    lines = (ROOT / "configs/README.md").read_text(encoding="utf-8").splitlines()
+    table = lines[lines.index("| field | type | what |") :]
+    assert shown == [line.strip(" |") for line in table if not line.startswith("|---")]
+    assert [row.split("`")[1] for row in table[2:]] == list(DetectionTarget.__annotations__)
 
 
 def test_weights_are_loaded_from_a_file(names, capsys):

@@ -38,37 +38,38 @@ class Sample(TypedDict, total=False):
 
 
 class DetectionTarget(TypedDict, total=False):
-    """The annotations of one image. Tensors are on the batch's device once the batch has moved there.
+    """The annotations of one image with N objects. Tensors are on the batch's device once the batch has moved there.
 
-    Segmentation of every kind trains on the same fields: a mask and a class for each object (instance), for each class
-    in the image (semantic), or for each segment (panoptic). Ignored pixels are in no mask, and no mask is empty.
-    Evaluators ask the dataset for the truth in the image's original size.
+    | field | type | what |
+    |---|---|---|
+    | `labels` | (N,) int64 | class of each object from 0, or number of its phrase in `phrases` |
+    | `boxes_cxcywh` | (N, 4) float32 | in 0..1 of the transformed image, without padding |
+    | `masks` | (N, H, W) bool | of the transformed image, without padding; only when the dataset loads masks |
+    | `image_id` | int | raw id in the annotation file |
+    | `image_size` | (int, int) | height and width of the transformed image, without padding |
+    | `original_size` | (int, int) | those of the stored image, turned by its EXIF; predictions are scaled to them |
+    | `positive_map` | (N, up to T) bool | tokens of the prompt that name each object; only if phrases overlap |
+    | `phrases` | list of str | of the image's prompt: the dataset's own, or those of `data.prompts` |
+    | `phrase_spans` | list of lists of (int, int) | from a dataset with `phrases`, see below |
+    | `negative_labels` | sequence of int | from a dataset without `phrases`, see below |
+
+    Segmentation of every kind trains on the same fields: a mask and a class for each object (instance), for each
+    class in the image (semantic), or for each segment (panoptic). Ignored pixels are in no mask, and no mask is
+    empty. Evaluators ask the dataset for the truth in the original size. `phrase_spans` are, for each object, the
+    characters [begin, end) of its phrase that name it, and become `positive_map`; without them all of it does.
+    `negative_labels` are the only classes that a prompt may have besides those shown.
     """
 
     labels: Tensor
-    """(N,) int64, contiguous class index (the dataset maps it to and from raw category ids)."""
     boxes_cxcywh: Tensor
-    """(N, 4) float32 in 0..1 of the unpadded, transformed image."""
     masks: Tensor
-    """(N, H, W) bool of the unpadded, transformed image; only when the dataset loads masks."""
     image_id: int
-    """The annotation file's raw image id."""
     image_size: tuple[int, int]
-    """Un-padded size of the transformed image."""
     original_size: tuple[int, int]
-    """Size of the image as stored (after its EXIF rotation); predictions are scaled to this size."""
     positive_map: Tensor
-    """(N, up to T) bool, the tokens of the prompt that name each object; only for prompts whose phrases overlap, as in
-    captions. Without it, labels are numbers of the image's phrases."""
     phrases: list[str]
-    """The phrases of the image's prompt, which labels then number. A dataset whose samples have them has its own
-    prompts; with `data.prompts`, other samples get them from their classes, see `vitkit.text.class_prompts`."""
     phrase_spans: list[list[tuple[int, int]]]
-    """From a dataset, only beside `phrases`: for each object, the characters [begin, end) of its phrase, such as a
-    sentence, that name it; they become `positive_map`. Without them all of the phrase does."""
     negative_labels: Sequence[int]
-    """From a dataset, only without `phrases`: the classes that a prompt may have besides those that the image shows, as
-    it surely lacks them. Without them all others."""
 
 
 def describe_image(index: int, target: DetectionTarget) -> str:

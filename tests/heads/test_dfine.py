@@ -120,7 +120,10 @@ def test_wrong_settings_and_images_are_named():
         DFINEEncoder({"res5": FeatureInfo(8, 32)}, 64, expansion=0.01)
     with pytest.raises(ConfigError, match="reg_max=2: expected an even number of at least 4"):
         small(reg_max=2)
-    with pytest.raises(ConfigError, match=r"num_points=\[3, 6, 3\] are for 3 levels, but there are 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"num_points=\[3, 6, 3\] are for 3 levels, but there are 2. Set the backbone's out_features to 3",
+    ):
         small(num_points=[3, 6, 3])
     with pytest.raises(ConfigError, match="activation: got 'tanh'; expected one of relu, gelu, gelu_tanh, silu"):
         small(activation="tanh")

@@ -166,7 +166,9 @@ def test_incompatible_inputs_are_refused(module):
     attention, call = module
     with pytest.raises(ConfigError, match="num_heads=3 must divide d_model=32"):
         MultiScaleDeformableAttention(32, 3, num_levels=1, num_points=1)
-    with pytest.raises(ConfigError, match=r"num_points=\[4, 4\] are for 2 levels, but there are 3. Give one number"):
+    with pytest.raises(
+        ConfigError, match=r"num_points=\[4, 4\] are for 2 levels, but there are 3. Set the backbone's out_feat"
+    ):
         MultiScaleDeformableAttention(32, 4, num_levels=3, num_points=[4, 4])
     for points in (0, [4, 0], []):
         with pytest.raises(ConfigError, match="expected at least 1"):

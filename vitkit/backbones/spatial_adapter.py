@@ -1,4 +1,4 @@
-"""DEIMv2's spatial tuning adapter (Huang et al. 2025, section 3.1, https://arxiv.org/abs/2509.20787)."""
+"""DEIMv2's spatial tuning adapter, STA (Huang et al. 2025, section 3.1, https://arxiv.org/abs/2509.20787)."""
 
 import math
 import re

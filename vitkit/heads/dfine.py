@@ -1,5 +1,5 @@
 """D-FINE (Peng et al. 2024, https://arxiv.org/abs/2410.13842): each edge of a box is a distribution, refined by the
-decoder's layers."""
+decoder's layers (fine-grained distribution refinement, FDR)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -184,7 +184,7 @@ class DecodedLayer(NamedTuple):
 
 
 class DFINEDecoder(nn.Module):
-    """Decoder that refines the distributions of the boxes' edges (section 4.1).
+    """Decoder that refines the distributions of the boxes' edges (FDR, section 4.1).
 
     Args:
         bins: (reg_max + 1,) distances that bins stand for.
@@ -327,8 +327,8 @@ class Gate(nn.Module):
 
 
 class LocationQuality(nn.Module):
-    """Adjusts a query's class logits by how certain its edges are: by each edge's largest probabilities (Generalized
-    Focal Loss V2, Li et al. 2021, https://arxiv.org/abs/2011.12885).
+    """The location quality estimator, LQE: adjusts a query's class logits by how certain its edges are, by each edge's
+    largest probabilities (Generalized Focal Loss V2, Li et al. 2021, https://arxiv.org/abs/2011.12885).
 
     Args:
         reg_max: number of bins of each edge minus one.

@@ -44,9 +44,11 @@ class DFINECriterion(SetCriterion):
       `union_of_matches`), so that all layers are trained on the same, more numerous pairs.
     - fgl, fine-grained localization: the cross entropy of each distribution and the target's distance, which is divided
       between two neighboring bins; weighted by the IoU of the predicted box.
-    - ddf, decoupled distillation focal: the KL divergence of each earlier layer's distributions from the last layer's,
-      for all queries. Matched ones are weighted by their IoU, others by the last layer's highest class probability, as
-      their boxes may also fit an object.
+    - ddf, decoupled distillation focal: the KL divergence of each earlier layer's distributions from the last
+      layer's, for all queries. Matched ones are weighted by their IoU, others by the last layer's highest class
+      probability, as their boxes may also fit an object.
+
+    The union of matches and ddf are the paper's global optimal localization self-distillation, GO-LSD.
 
     Denoising queries have the same losses, with the matches that they are made for.
 
@@ -206,7 +208,7 @@ class DFINECriterion(SetCriterion):
         return sets.name_losses({"fgl": losses}, self.weights)
 
     def _ddf(self, sets: SetLayers, pairs: Pairs, *, main_counts: Tensor) -> dict[str, Tensor]:
-        """Return the weighted distillation loss of each layer but the last, which teaches them (section 4.2)."""
+        """Return the weighted distillation loss of each layer but the last, their teacher (GO-LSD, section 4.2)."""
         teacher = sets.layers[0]
         students = replace(sets, prefixes=sets.prefixes[1:], layers=sets.layers[1:])
         logits = students.stack("pred_corners").unflatten(-1, (4, -1)) / self.temperature  # (L, B, Q, 4, N)
@@ -231,7 +233,7 @@ class DFINECriterion(SetCriterion):
 
 
 def union_of_matches(layers: Matches, num_queries: int, counts: Sequence[int]) -> list[ImageMatches]:
-    """Match every query that any layer matches to the target that most layers match it with (section 4.2).
+    """Match every query that any layer matches to the target that most layers match it with (GO-LSD, section 4.2).
 
     Args:
         layers: the matches of each layer.

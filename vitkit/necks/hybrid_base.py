@@ -17,7 +17,7 @@ from vitkit.structures import FeatureInfo
 
 
 class HybridEncoderBase(nn.Module):
-    """Self-attention within the coarsest map, then fusion of all maps, top-down and bottom-up.
+    """Self-attention within the coarsest map (AIFI), then fusion of all maps, top-down and bottom-up (CCFF).
 
     A subclass builds its convolutions by `build_fusion`, and may override `projection` and `join`.
 

@@ -54,7 +54,7 @@ class MultiScaleDeformableAttention(nn.Module):
         if len(points) != num_levels:
             raise ConfigError(
                 f"MultiScaleDeformableAttention: num_points={num_points} are for {len(points)} levels, but there are "
-                f"{num_levels}. Give one number per level, or a single number for all."
+                f"{num_levels}. Set the backbone's out_features to {len(points)} maps, or give one number per level."
             )
         if offset_scale <= 0:
             raise ConfigError(f"MultiScaleDeformableAttention: offset_scale={offset_scale}: expected a value above 0.")

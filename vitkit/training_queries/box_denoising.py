@@ -40,7 +40,7 @@ class BoxDenoising(nn.Module):
         num_queries: number of queries to fill with copies of the targets, counted by the image with the most targets;
             at least one copy is made.
         contrastive: whether each copy is accompanied by one with more noise, which has to be classified as "no object"
-            (DINO, Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3).
+            (contrastive denoising, CDN, of DINO, Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3).
         label_noise: fraction of labels of which half is replaced by random ones.
         box_noise: maximum shift of a box's corners, in halves of its width and height; "no object" boxes shift by one
             to two times as much.

@@ -14,7 +14,7 @@ from vitkit.training_queries.box_denoising import BoxDenoising, Noise
 
 @TRAINING_QUERIES.register
 class TextDenoising(BoxDenoising):
-    """Contrastive denoising whose queries start from the encoded phrase of their class.
+    """Contrastive denoising (CDN) whose queries start from the encoded phrase of their class.
 
     Their content is a projection of the phrase's encoded text, the target's `phrase_features`, and a noised label is
     another phrase of the same prompt. In MM-Grounding-DINO, which `BoxDenoising` reproduces, it is a learned vector for
