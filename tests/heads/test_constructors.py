@@ -19,9 +19,9 @@ WORDS = {
     "DETRHead": dict(
         LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="gelu", positions="learned"
     ),
-    "DeformableDETRHead": dict(LAYERS, **DEFORMABLE, refine_boxes=True, two_stage=True),
+    "DeformableDETRHead": dict(LAYERS, **DEFORMABLE, refine_boxes=True, two_stage=True, masks="BlockMasks"),
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
-    "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False),
+    "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False, masks="BlockMasks"),
     "GroundingDINOHead": dict(
         LAYERS,
         **DEFORMABLE,
@@ -33,10 +33,14 @@ WORDS = {
         fusion_drop_path=0.2,
         fusion_dropout=0.3,
     ),
-    "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2),
+    "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2, masks="BlockMasks"),
     "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False),
-    "RTDETRv2Head": dict(LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete"),
-    "DFINEHead": dict(LAYERS, num_points=2, num_decoder_layers=2, activation="silu", reg_max=8, reg_scale=3.0, up=0.25),
+    "RTDETRv2Head": dict(
+        LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete", masks="BlockMasks"
+    ),
+    "DFINEHead": dict(
+        LAYERS, num_points=2, num_decoder_layers=2, activation="silu", reg_max=8, reg_scale=3.0, up=0.25, masks=None
+    ),
     "DEIMv2Head": dict(
         LAYERS,
         num_points=2,
@@ -47,6 +51,7 @@ WORDS = {
         reg_max=8,
         reg_scale=3.0,
         up=0.25,
+        masks=dict(type="BlockMasks", one_block=True),
     ),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),

@@ -12,6 +12,7 @@ MASK_MATCHER = dict(
     type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=3.0, mask_cost="focal", num_points=7
 )
 BOX_MASK_MATCHER = dict(BOX_MATCHER, type="HungarianBoxMaskMatcher", cost_mask=4.0, cost_dice=6.0, pixels_per_point=13)
+BOX_MASK_MATCHER |= dict(mask_cost="focal", point_padding="zeros")
 TOKEN_MATCHER = dict(type="TokenMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=3.0, label_cost="prompt")
 MATCHER_SPECS = [BOX_MATCHER, BOX_MASK_MATCHER, MASK_MATCHER, TOKEN_MATCHER, dict(type="FixedMaskMatcher")]
 CRITERION_SPECS = [
@@ -40,9 +41,11 @@ CRITERION_SPECS = [
         class_loss="iou_aware",
         focal_alpha=0.6,
         focal_gamma=1.5,
+        mask_loss="boxes",
         pixels_per_point=11,
         oversample=2.5,
         importance=0.65,
+        point_padding="zeros",
     ),
     dict(
         type="DFINECriterion",
@@ -52,6 +55,19 @@ CRITERION_SPECS = [
         focal_alpha=0.6,
         focal_gamma=1.7,
         temperature=4.0,
+    ),
+    dict(
+        type="DFINEMaskCriterion",
+        matcher=BOX_MASK_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0, fgl=0.15, ddf=1.5, mask=1.0, dice=4.0),
+        class_loss="mal",
+        focal_gamma=1.7,
+        temperature=4.0,
+        mask_loss="boxes",
+        pixels_per_point=11,
+        oversample=2.5,
+        importance=0.65,
+        point_padding="zeros",
     ),
     dict(
         type="GroundingCriterion",
@@ -104,7 +120,8 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
         criterion = CRITERIA.build(spec)
         # One whose loss is all that there is to say has none.
         assert isinstance(criterion, Criterion) and (criterion.meters or spec["type"] == "ReconstructionLoss")
-        is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion", "GroundingCriterion")
+        is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion", "DFINEMaskCriterion")
+        is_sigmoid |= spec["type"] == "GroundingCriterion"
         assert criterion.class_activation == ("sigmoid" if is_sigmoid else None)
     assert dict(Criterion().meters) == {}
 

@@ -380,7 +380,7 @@ def test_heads_that_do_not_fit_are_named():
         build_model(dict(type="RFDETRSeg", **parts))
     vit = dict(type="WindowedViT", patch_size=14, d_model=16, depth=4, num_heads=2, image_size=56, global_blocks=[])
     parts |= dict(backbone=vit, neck=dict(type="C2fProjection", out_channels=32), head=dict(parts["head"], masks=True))
-    with pytest.raises(ConfigError, match="a stride divisible by 4; the neck's maps res4 have strides 14"):
+    with pytest.raises(ConfigError, match="masks: BlockMasks: the finest of the neck's maps, res4, has stride 14"):
         build_model(dict(type="RFDETRSeg", **parts))
     with pytest.raises(ConfigError, match="OneToManyQueries: the first stage of RFDETRHead .* Choose QueryGroups"):
         OneToManyQueries(small().head, 3, num_queries=6)

@@ -21,7 +21,7 @@ from vitkit.nn.deformable_transformer import (
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
-from vitkit.registry import HEADS
+from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
 
@@ -37,6 +37,7 @@ class DeformableDETRHead(QueryHead):
         refine_boxes: whether the boxes of each layer are the references of the next one (appendix A.4).
         two_stage: whether queries start from the boxes that the encoder proposes instead of learned points (appendix
             A.4); needs `refine_boxes`.
+        masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: a map does not have `d_model` channels, there are no queries, or two stages without refinement.
     """
@@ -58,6 +59,7 @@ class DeformableDETRHead(QueryHead):
         num_decoder_layers: int = 6,
         refine_boxes: bool = False,
         two_stage: bool = False,
+        masks: Spec | None = None,
     ):
         super().__init__()
         check_channels("DeformableDETRHead", feature_info, d_model)
@@ -87,6 +89,7 @@ class DeformableDETRHead(QueryHead):
         if not two_stage:
             nn.init.xavier_uniform_(self.reference_points.weight)
             nn.init.zeros_(self.reference_points.bias)
+        self.add_masks(masks, feature_info, num_decoder_layers)
 
     def forward(
         self,
@@ -126,13 +129,15 @@ class DeformableDETRHead(QueryHead):
             }
             for i, layer in enumerate(decoded)
         ]
-        return {
+        outputs = {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
             "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "reference_points": layers[-1]["reference_points"],  # (B, Q, 2 or 4), what the layer sampled around
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": first_stage,  # with two stages, the predictions for all locations, (B, S, ...)
         }
+        maps = levels.split_maps(memory, features)
+        return self.with_masks(outputs, maps, [layer.states for layer in decoded], padding_mask)
 
     def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
         """Return queries at learned points, from (B, Q, 2 * d_model), or at selected boxes; see `QueryHead`."""

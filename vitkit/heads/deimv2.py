@@ -25,7 +25,7 @@ from vitkit.nn.layers import MLP, SwiGLU, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.ops.box_distances import distance_bins
-from vitkit.registry import HEADS
+from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
 RMSNorm = partial(nn.RMSNorm, eps=1e-6)
@@ -49,6 +49,7 @@ class DEIMv2Head(QueryHead):
         activation: of the heads, see `MLP`.
         reg_max: number of bins of each edge's distribution minus one; even.
         reg_scale, up: of the distances that bins stand for, see `distance_bins`.
+        masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: there are no queries or layers, or an argument is out of range.
     """
@@ -75,6 +76,7 @@ class DEIMv2Head(QueryHead):
         reg_max: int = 32,
         reg_scale: float = 4.0,
         up: float = 0.5,
+        masks: Spec | None = None,
     ):
         super().__init__()
         if num_queries < 1 or num_decoder_layers < 1:
@@ -108,6 +110,7 @@ class DEIMv2Head(QueryHead):
         )
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
         self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)
+        self.add_masks(masks, feature_info, num_decoder_layers)
 
     def forward(
         self,
@@ -133,7 +136,8 @@ class DEIMv2Head(QueryHead):
         if added is not None:
             queries = added.join(queries, self)
         decoded = self.decoder(queries, levels)
-        return refined_outputs(decoded, self.class_embed, self.quality_embed, self.decoder, selection)
+        outputs = refined_outputs(decoded, self.class_embed, self.quality_embed, self.decoder, selection)
+        return self.with_masks(outputs, features, [layer.states for layer in decoded], padding_mask)
 
 
 class DEIMv2Decoder(nn.Module):

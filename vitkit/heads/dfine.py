@@ -17,7 +17,7 @@ from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
-from vitkit.registry import HEADS
+from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
 MAX_FLOAT16 = 65504
@@ -39,6 +39,7 @@ class DFINEHead(QueryHead):
         activation: "relu", or "silu" as in DEIM's weights, in all networks of more than one layer.
         reg_max: number of bins of each edge's distribution minus one; even.
         reg_scale, up: of the distances that bins stand for, see `distance_bins`.
+        masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: there are no queries or layers, or an argument is out of range.
     """
@@ -63,6 +64,7 @@ class DFINEHead(QueryHead):
         reg_max: int = 32,
         reg_scale: float = 4.0,
         up: float = 0.5,
+        masks: Spec | None = None,
     ):
         super().__init__()
         if num_queries < 1 or num_decoder_layers < 1:
@@ -88,6 +90,7 @@ class DFINEHead(QueryHead):
         self.decoder = DFINEDecoder(layers, d_model, bins, reg_scale, activation=activation)
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
         self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)
+        self.add_masks(masks, feature_info, num_decoder_layers)
 
     def forward(
         self,
@@ -111,7 +114,8 @@ class DFINEHead(QueryHead):
         if added is not None:
             queries = added.join(queries, self)
         decoded = self.decoder(queries, levels)
-        return refined_outputs(decoded, self.class_embed, self.quality_embed, self.decoder, selection)
+        outputs = refined_outputs(decoded, self.class_embed, self.quality_embed, self.decoder, selection)
+        return self.with_masks(outputs, features, [layer.states for layer in decoded], padding_mask)
 
 
 def refined_outputs(

@@ -14,7 +14,7 @@ from vitkit.nn.detection import check_channels, class_head
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import BoxSelection
 from vitkit.nn.refining_decoder import RefiningDecoder
-from vitkit.registry import HEADS
+from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
 
@@ -31,6 +31,7 @@ class DINOHead(QueryHead):
         d_model, num_heads, num_points, d_ffn, dropout: of all layers, see `vitkit.nn.deformable_transformer`.
         share_heads: whether all decoder layers predict with the same heads, as in the published models.
         look_forward_twice: whether the loss of a layer's boxes also trains the previous layer (section 3.5).
+        masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: a map does not have `d_model` channels, or there are no queries.
     """
@@ -54,6 +55,7 @@ class DINOHead(QueryHead):
         num_decoder_layers: int = 6,
         share_heads: bool = True,
         look_forward_twice: bool = True,
+        masks: Spec | None = None,
     ):
         super().__init__()
         check_channels("DINOHead", feature_info, d_model)
@@ -71,6 +73,7 @@ class DINOHead(QueryHead):
         self.proposals = BoxSelection("DINO", d_model, partial(class_head, d_model, num_classes), num_queries)
         nn.init.normal_(self.level_embed)
         init_deformable(self.encoder.layers, self.decoder.layers)
+        self.add_masks(masks, feature_info, num_decoder_layers)
 
     def forward(
         self,
@@ -105,13 +108,15 @@ class DINOHead(QueryHead):
             }
             for i, (states, references, boxes) in enumerate(decoded)
         ]
-        return {
+        outputs = {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
             "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }
+        maps = levels.split_maps(memory, features)
+        return self.with_masks(outputs, maps, [states for states, _, _ in decoded], padding_mask)
 
     def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
         """Return queries with learned content, (B, Q, d_model), at selected boxes; see `QueryHead`."""

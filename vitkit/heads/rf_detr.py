@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.heads.rf_detr_masks import MaskHead
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import (
@@ -48,6 +47,7 @@ class RFDETRHead(QueryHead):
             map that masks are made from is not a multiple of 4.
     """
 
+    query_outputs = ("pred_logits", "pred_boxes", "reference_points")
     reference = "boxes"
     selects_boxes = True
     attends_in_parts = True
@@ -93,9 +93,9 @@ class RFDETRHead(QueryHead):
         self.decoder = RFDETRDecoder(layers, d_model)
         self.class_embed = class_head(d_model, num_classes)
         self.bbox_embed = box_head(d_model)
-        self.mask_head = MaskHead(feature_info, d_model, num_decoder_layers) if masks else None
-        self.query_outputs = ("pred_logits", "pred_boxes", "reference_points", *(["mask_embed"] if masks else []))
-        self.shared_outputs = ("mask_features",) if masks else ()
+        if masks and len(feature_info) != 1:
+            raise ConfigError(f"RFDETRHead: masks=True needs a single map; the neck returns {', '.join(feature_info)}.")
+        self.add_masks("BlockMasks" if masks else None, feature_info, num_decoder_layers)
 
     def forward(
         self,
@@ -133,19 +133,20 @@ class RFDETRHead(QueryHead):
             for x in states
         ]
         if self.mask_head is not None:
-            masks, first_masks = self.mask_head(features, states, [s.pop("states") for s in selections], padding_mask)
-            layers = [layer | factors for layer, factors in zip(layers, masks)]
-            selections = [selection | factors for selection, factors in zip(selections, first_masks)]
-            own = layers[-1]["mask_embed"][:, -self.num_queries :]
-            layers[-1]["pred_masks"] = mask_logits(own, layers[-1]["mask_features"])
+            first_states = [selection.pop("states") for selection in selections]
+            masks = self.mask_head(features, states, padding_mask, first_states)
+            selections = [selection | factors for selection, factors in zip(selections, masks)]
+            layers = [layer | factors for layer, factors in zip(layers, masks[len(selections) :])]
+            if not self.training:
+                layers[-1]["pred_masks"] = mask_logits(layers[-1]["mask_embed"], layers[-1]["mask_features"])
         return {
             **layers[-1],
             # pred_logits (B, Q, num_classes), one sigmoid per class
             # pred_boxes (B, Q, 4) cxcywh, relative to the unpadded image
             # reference_points (B, Q, 4), the boxes that all layers sampled in
-            # and with masks, mask_embed (B, Q, C), mask_features (B, C, h, w), and their product for the head's own
-            # queries, pred_masks (B, num_queries, h, w) logits
-            "aux_outputs": layers[:-1],  # the same of each layer but the last, first layer first; without pred_masks
+            # and with masks, mask_embed (B, Q, C) and mask_features (B, C, h, w), and when not training their product,
+            # pred_masks (B, Q, h, w) logits
+            "aux_outputs": layers[:-1],  # the same of each layer but the last, first layer first
             "training_outputs": list(selections),  # the predictions of each group's first stage, (B, Q, ...)
         }
 

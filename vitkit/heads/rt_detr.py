@@ -18,7 +18,7 @@ from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.nn.rep_blocks import ConvNorm
-from vitkit.registry import HEADS
+from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
 
@@ -33,6 +33,7 @@ class RTDETRHead(QueryHead):
         num_classes: number of logits per query; there is none for "no object".
         num_queries: number of boxes predicted per image.
         d_model, num_heads, num_points, d_ffn, dropout: of all layers, see `vitkit.nn.deformable_transformer`.
+        masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: there are no queries.
     """
@@ -53,6 +54,7 @@ class RTDETRHead(QueryHead):
         d_ffn: int = 1024,
         dropout: float = 0.0,
         num_decoder_layers: int = 6,
+        masks: Spec | None = None,
     ):
         super().__init__()
         if num_queries < 1:
@@ -67,6 +69,7 @@ class RTDETRHead(QueryHead):
         self.decoder = RTDETRDecoder(layers, d_model)
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
         init_deformable(self.decoder.layers)
+        self.add_masks(masks, feature_info, num_decoder_layers)
 
     def forward(
         self,
@@ -95,13 +98,14 @@ class RTDETRHead(QueryHead):
             {"pred_logits": class_embed(states), "pred_boxes": boxes, "reference_points": references}
             for class_embed, (states, references, boxes) in zip(self.class_embed, decoded)
         ]
-        return {
+        outputs = {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
             "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }
+        return self.with_masks(outputs, features, [states for states, _, _ in decoded], padding_mask)
 
 
 class RTDETRDecoder(nn.Module):

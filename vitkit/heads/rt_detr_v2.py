@@ -9,7 +9,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError
 from vitkit.heads.rt_detr import RTDETRHead
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.registry import HEADS
+from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
 
@@ -48,8 +48,8 @@ class RTDETRv2Head(RTDETRHead):
         offset_scale: offset of a location by one unit, as a fraction of the box's width and height, divided by the
             level's number of points.
         sampling: "bilinear", or "discrete": the nearest pixel, see `DiscreteDeformableAttention`.
-        feature_info, num_classes, num_queries, d_model, num_heads, d_ffn, dropout, num_decoder_layers: see
-            `RTDETRHead`.
+        feature_info, num_classes, num_queries, d_model, num_heads, d_ffn, dropout, num_decoder_layers, masks:
+            see `RTDETRHead`.
     Raises:
         ConfigError: `sampling` is unknown, `offset_scale` is not positive, or there is not one number of points per
             level.
@@ -69,6 +69,7 @@ class RTDETRv2Head(RTDETRHead):
         d_ffn: int = 1024,
         dropout: float = 0.0,
         num_decoder_layers: int = 6,
+        masks: Spec | None = None,
     ):
         if sampling not in _ATTENTIONS:
             raise ConfigError(f"RTDETRv2Head: sampling={sampling!r}: expected 'bilinear' or 'discrete'.")
@@ -81,6 +82,7 @@ class RTDETRv2Head(RTDETRHead):
             d_ffn=d_ffn,
             dropout=dropout,
             num_decoder_layers=num_decoder_layers,
+            masks=masks,
         )
         for layer in self.decoder.layers:
             layer.cross_attn = _ATTENTIONS[sampling](

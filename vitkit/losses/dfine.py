@@ -129,10 +129,10 @@ class DFINECriterion(SetCriterion):
         _check_fields(outputs)
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            all_sets = self.match(outputs, targets)
+            all_sets = self.match(outputs, targets, **self.matching_inputs(outputs))
             _check_sets(all_sets, num_bins=len(outputs["distance_bins"]))
             if not self.union:
-                return {name: loss for sets in all_sets for name, loss in self._set_losses(sets).items()}
+                return {name: loss for sets in all_sets for name, loss in self.set_losses(sets, outputs).items()}
             union = self._union(all_sets)
             for sets in all_sets:
                 matched = self.collect_matched_layers(sets)
@@ -143,6 +143,7 @@ class DFINECriterion(SetCriterion):
                     losses |= self._fgl(refined, pairs, outputs["distance_bins"].float(), outputs["reg_scale"])
                 if len(refined.layers) > 1:
                     losses |= self._ddf(refined, pairs, main_counts=union.counts)
+                losses |= self.further_losses(sets, matched, outputs)
         return losses
 
     def box_losses(self, pred_cxcywh: Tensor, target_cxcywh: Tensor) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ class GroundingCriterion(SetCriterion):
             return {name: torch.stack([losses[name] for losses in chunks]).mean() for name in chunks[0]}
         return super().forward(outputs, with_positive_maps(targets, outputs["phrase_ids"], outputs["is_word"]))
 
-    def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
+    def set_losses(self, queries: SetLayers, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
         logits = queries.stack("pred_logits")
         *indices, target = queries.list_matched_indices()
         tokens = torch.cat([t["positive_map"] for t in queries.targets])[target]  # (L, M, T)

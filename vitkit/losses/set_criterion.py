@@ -115,11 +115,8 @@ class SetCriterion(MatchedCriterion):
         """
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            all_sets = self.match(outputs, targets)
-            for sets in all_sets:
-                losses |= self._set_losses(sets)
-            if "mask" in self.weights:
-                losses |= self._mask_losses(outputs, all_sets[0])
+            for sets in self.match(outputs, targets, **self.matching_inputs(outputs)):
+                losses |= self.set_losses(sets, outputs)
         return losses
 
     def box_losses(self, pred_cxcywh: Tensor, target_cxcywh: Tensor) -> dict[str, Tensor]:
@@ -127,9 +124,20 @@ class SetCriterion(MatchedCriterion):
         giou = generalized_box_iou(cxcywh_to_xyxy(pred_cxcywh), cxcywh_to_xyxy(target_cxcywh))
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
-    def _set_losses(self, sets: SetLayers) -> dict[str, Tensor]:
+    def matching_inputs(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the matcher takes besides layers and targets."""
+        return {}
+
+    def set_losses(self, sets: SetLayers, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        return sets.name_losses(self.set_terms(sets, self.collect_matched_layers(sets)), self.weights)
+        matched = self.collect_matched_layers(sets)
+        losses = sets.name_losses(self.set_terms(sets, matched), self.weights)
+        return losses | self.further_losses(sets, matched, outputs)
+
+    def further_losses(self, sets: SetLayers, matched: MatchedLayers, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return weighted losses of some of the layers, besides those of classes and boxes: of the main queries' masks
+        in the last layer, if they have weights."""
+        return self._mask_losses(outputs, sets) if sets.is_main and "mask" in self.weights else {}
 
     def set_terms(self, sets: SetLayers, matched: MatchedLayers) -> dict[str, Tensor]:
         """Return the class and box losses by term, (L,) for all layers of all sets."""

@@ -23,6 +23,8 @@ class Matcher(nn.Module):
     """The epoch of the training, counted from 0, for matchers that change with it; `MatchedCriterion` sets it."""
     changes_at: int | None = None
     """The epoch from which on it matches in another way."""
+    compares_masks: bool = False
+    """Whether it takes `input_size`."""
     activation: str = "softmax"
     """The class logits that the matcher expects: "softmax", whose last class is "no object", or "sigmoid", one for each
     class."""

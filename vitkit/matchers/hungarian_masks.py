@@ -175,7 +175,11 @@ def focal_of_pairs(logits: Tensor, target_masks: Tensor, *, alpha: float = 0.25,
     return (negative.sum(1) + target_masks @ (positive - negative).T) / logits.shape[1]
 
 
-def dice_of_pairs(logits: Tensor, target_masks: Tensor) -> Tensor:
-    """Return the dice loss of each target with each query; (Q, P) and (N, P) in 0..1 -> (N, Q)."""
+def dice_of_pairs(logits: Tensor, target_masks: Tensor, *, added: float = 1.0) -> Tensor:
+    """Return the dice loss of each target with each query; (Q, P) and (N, P) in 0..1 -> (N, Q).
+
+    Args:
+        added: to numerator and denominator.
+    """
     p = logits.sigmoid()
-    return 1 - (2 * target_masks @ p.T + 1) / (target_masks.sum(1)[:, None] + p.sum(1) + 1)
+    return 1 - (2 * target_masks @ p.T + added) / (target_masks.sum(1)[:, None] + p.sum(1) + added)

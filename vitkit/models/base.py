@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -229,7 +230,8 @@ class Detector(DensePredictionModel):
 
 
 class QueryDetector(Detector):
-    """Base of detectors with a sigmoid per class, whose detections are the best pairs of a query and a class.
+    """Base of detectors with a sigmoid per class, whose detections are the best pairs of a query and a class; with a
+    mask each if the head predicts masks (model.head.masks).
 
     Args:
         backbone, neck, head: spec or module.
@@ -262,6 +264,53 @@ class QueryDetector(Detector):
         super().__init__(backbone, neck, head, num_classes=num_classes, num_queries=num_queries, **options)
         check_detections(num_detections, nms_iou)
         self.num_detections, self.nms_iou = num_detections, nms_iou
+        if self.mask_head is not None:
+            self.returns, self.tasks = (*self.returns, "masks"), ("instance",)
+            self.new_parts = (*self.new_parts, "head.mask_head.")  # training may start from a model without masks
+
+    @property
+    def mask_head(self) -> nn.Module | None:
+        """What predicts the masks, see `QueryHead.add_masks`; None: there are no masks."""
+        return child(self.head, "mask_head")
+
+    @property
+    def mask_multiple(self) -> int:
+        """See `DensePredictionModel`: masks are made from the finest map."""
+        finest = min(info.stride for info in self.neck.feature_info.values())
+        return self.padding_multiple if self.mask_head is None else math.lcm(self.padding_multiple, finest)
+
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query, and the factors of a mask if the head predicts masks.
+
+        Returns:
+            those of `Detector`, and for masks
+            mask_embed, mask_features: factors of the masks of all queries, (B, Q, C) and (B, C, h, w), see
+                `QueryHead.with_masks`; also in aux_outputs and training_outputs.
+            input_size: (height, width) that the masks cover.
+            image_sizes: (B, 2) int64, height and width of each image without padding.
+        """
+        outputs = super().forward(images, padding_mask, targets)
+        if self.mask_head is None:
+            return outputs
+        from vitkit.models.query_masks import mask_sizes  # detectors of boxes alone never import it
+
+        return outputs | mask_sizes(images, padding_mask, self.mask_multiple)
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """Return the detections of each image, in pixels of the original image; masks are (N, H, W) bool."""
+        detections = self.detections(outputs)
+        if self.mask_head is None:
+            return in_pixels(detections, image_sizes)
+        from vitkit.models.query_masks import with_masks  # detectors of boxes alone never import it
+
+        return with_masks(detections, outputs, image_sizes, results=self.mask_head.results)
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return how masks are resized, in addition; see `DensePredictionModel`."""
+        settings = super().postprocess_settings()
+        return settings if self.mask_head is None else settings | {"masks": self.mask_head.results}
 
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""

@@ -1,7 +1,7 @@
 """RF-DETR: backbone, neck, head (Robinson et al. 2025, https://arxiv.org/abs/2511.09554)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,12 +9,8 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.models.base import Part, QueryDetector
-from vitkit.ops.detections import BatchDetections, in_pixels
-from vitkit.ops.images import padding_to_multiple, unpadded_sizes
-from vitkit.ops.mask_postprocess import geometry_of, upsample_to_masks
-from vitkit.protocols.model import child
+from vitkit.ops.detections import BatchDetections
 from vitkit.registry import MODELS
-from vitkit.structures import DetectionTarget
 
 
 @MODELS.register
@@ -74,51 +70,12 @@ class RFDETRSeg(RFDETR):
         ConfigError: the head predicts no masks.
     """
 
-    returns = ("boxes_xyxy", "masks")
-    tasks = ("instance",)
-
     def __init__(
         self, backbone: Part, neck: Part, head: Part, *, num_queries: int = 100, num_detections: int = 100, **rest: Any
     ):
         super().__init__(backbone, neck, head, num_queries=num_queries, num_detections=num_detections, **rest)
-        if child(self.head, "mask_head") is None:
+        if self.mask_head is None:
             raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
-
-    def forward(
-        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
-    ) -> dict[str, Any]:
-        """Predict a box, class logits and a mask per query.
-
-        Returns:
-            the outputs of RFDETR, and
-            pred_masks: (B, Q, h, w) logits, at a quarter of the resolution.
-            mask_embed, mask_features: factors of the masks of all queries, see the head; also in aux_outputs and
-                training_outputs.
-            input_size: (height, width) that the masks cover.
-            image_sizes: (B, 2) int64, height and width of each image without padding.
-        """
-        image_sizes = unpadded_sizes(images, padding_mask)
-        outputs = super().forward(images, padding_mask, targets)
-        height, width = images.shape[-2:]
-        multiple = self.padding_multiple
-        input_size = (height + padding_to_multiple(height, multiple), width + padding_to_multiple(width, multiple))
-        return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
-
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return the detections of each image, in pixels of the original image, with masks (N, H, W) bool."""
-        batch = self.detections(outputs)
-        results = []
-        for i, detections in enumerate(in_pixels(batch, image_sizes)):
-            geometry = geometry_of(outputs, i, image_sizes[i])
-            # A query may be detected with several classes, but has only one mask.
-            chosen, position = batch.queries[i].unique(return_inverse=True)
-            masks = upsample_to_masks(outputs["pred_masks"][i, chosen].float(), geometry)
-            results.append({**detections, "masks": masks[position]})
-        return results
-
-    def postprocess_settings(self) -> dict[str, Any]:
-        """Return how masks are resized, in addition; see `DensePredictionModel`."""
-        return {**super().postprocess_settings(), "masks": "resized once"}
 
 
 def is_group_head(name: str) -> bool:

@@ -4,47 +4,24 @@ With `isolate_padding`, padding does not affect an image; without, it is treated
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import Conv2dNormActivation
 
 from vitkit.errors import ConfigError
 from vitkit.necks.simple_pyramid import pyramid_override
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.deformable_transformer import DeformableEncoder, flatten_levels, init_deformable
 from vitkit.nn.layers import init_xavier
-from vitkit.nn.mask_features import MASK_FEATURES
+from vitkit.nn.mask_features import MASK_FEATURES, ConvGroupNorm
 from vitkit.nn.padding import extend_edges, group_norm, zero_padding
 from vitkit.nn.position import sine_positions_2d
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
-
-
-class ConvGroupNorm(Conv2dNormActivation):
-    """Convolution without bias, group norm with 32 groups, and optionally ReLU."""
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, relu: bool):
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            norm_layer=partial(nn.GroupNorm, 32),
-            activation_layer=nn.ReLU if relu else None,
-        )
-        nn.init.kaiming_uniform_(self[0].weight, a=1)
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """(B, in_channels, H, W) -> (B, out_channels, H, W)."""
-        convolution, norm, *activation = self
-        x = convolution(zero_padding(x, padding_mask))
-        x = group_norm(x, padding_mask, norm)
-        return activation[0](x) if activation else x
 
 
 class MaskProjection(nn.Conv2d):
@@ -267,11 +244,7 @@ class DeformablePixelDecoder(nn.Module):
             for name, (convolution, norm) in zip(self.levels, self.input_proj)
         }
         levels = flatten_levels(maps, self.level_embed, padding_mask, position_offset=0.0)
-        memory = self.encoder(levels)
-        encoded = {
-            name: x.transpose(1, 2).unflatten(2, shape)
-            for name, x, shape in zip(self.levels, memory.split(levels.sizes(), dim=1), levels.shapes)
-        }
+        encoded = levels.split_maps(self.encoder(levels), self.levels)
         finest = self.path(features, encoded[self.levels[-1]], padding_mask)
         masks = {MASK_FEATURES: self.mask_features(finest, padding_mask)}
         return {**masks, **{name: encoded[name] for name in reversed(self.levels)}}

@@ -8,7 +8,7 @@ Layers and stacks take
     num_heads, d_ffn, dropout: see `vitkit.nn.transformer`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,11 @@ class Levels(NamedTuple):
     def sizes(self) -> list[int]:
         """Return the number of tokens of each level."""
         return [height * width for height, width in self.shapes]
+
+    def split_maps(self, tokens: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return tokens (B, S, d_model) as maps (B, d_model, H, W) by the names of the levels."""
+        parts = zip(names, tokens.split(self.sizes(), dim=1), self.shapes)
+        return {name: part.transpose(1, 2).unflatten(2, shape) for name, part, shape in parts}
 
     def centers(self) -> Tensor:
         """Return the center of every token, relative to the unpadded image.

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.nn.attention import mask_bias
-from vitkit.structures import DetectionTarget, QuerySet
+from vitkit.registry import MASK_HEADS, Spec
+from vitkit.structures import DetectionTarget, FeatureInfo, QuerySet
 
 
 class Queries(NamedTuple):
@@ -69,6 +70,11 @@ class QueryHead(nn.Module, ABC):
     num_initial_outputs: int = 0
     """Number of `aux_outputs` that are predicted before the first decoder layer."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask_head: nn.Module | None = None
+        """Predicts a mask for each query, see `add_masks`; None: there are no masks."""
+
     @abstractmethod
     def forward(
         self,
@@ -88,6 +94,46 @@ class QueryHead(nn.Module, ABC):
             the last layer's outputs, the rows of `added` included, and `aux_outputs`, a list of the same for each
             earlier layer, first layer first. `SetCriterion` reads pred_logits and pred_boxes.
         """
+
+    def add_masks(self, masks: Spec | None, feature_info: Mapping[str, FeatureInfo], num_layers: int) -> None:
+        """Build what predicts a mask for each query, for `with_masks`.
+
+        Args:
+            masks: its spec, such as "BlockMasks" or "PyramidMasks"; None: there are no masks.
+            feature_info: description of the maps that `with_masks` passes to it.
+            num_layers: number of decoder layers.
+        """
+        if masks is not None:
+            sizes = dict(feature_info=feature_info, d_model=self.d_model, num_layers=num_layers)
+            self.mask_head = MASK_HEADS.build(masks, **sizes)
+            self.query_outputs = (*self.query_outputs, "mask_embed")
+            self.shared_outputs = (*self.shared_outputs, "mask_features")
+
+    def with_masks(
+        self,
+        outputs: dict[str, Any],
+        features: Mapping[str, Tensor],
+        states: Sequence[Tensor],
+        padding_mask: Tensor | None,
+    ) -> dict[str, Any]:
+        """Add the factors of masks to a head's outputs, if it predicts masks.
+
+        They are mask_embed (B, Q, C) and mask_features (B, C, h, w); a mask is their product, see `mask_logits`, which
+        is computed only for queries whose masks are wanted.
+
+        Args:
+            features: the maps, fine to coarse.
+            states: those of all queries after each decoder layer, (B, Q, d_model).
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
+        """
+        if self.mask_head is None:
+            return outputs
+        *earlier, last = self.mask_head(features, states, padding_mask)
+        aux_outputs = outputs["aux_outputs"]
+        # What is predicted before a layer has refined its boxes.
+        initial = [last if self.mask_head.initial else {}] * (len(aux_outputs) - len(earlier))
+        aux_outputs = [layer | factors for layer, factors in zip(aux_outputs, [*initial, *earlier])]
+        return {**outputs, **last, "aux_outputs": aux_outputs}
 
     def learned_vectors(self, count: int) -> nn.Embedding:
         """Return new learned vectors for further queries, (count, learned_channels)."""
@@ -199,7 +245,7 @@ class TrainingQueries:
         split = [
             {name: layer[name].split(sizes, dim=1) for name in head.query_outputs if name in layer} for layer in layers
         ]
-        shared = [{name: layer[name] for name in head.shared_outputs} for layer in layers]
+        shared = [{name: layer[name] for name in head.shared_outputs if name in layer} for layer in layers]
 
         def rows(i: int) -> list[dict[str, Tensor]]:
             return [

@@ -207,8 +207,14 @@ def chunks(count: int, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def upsample_to_masks(masks: Tensor, geometry: Geometry) -> Tensor:
-    """Resize mask logits (N, h, w) to (N, H, W) bool of the original image."""
+def upsample_to_masks(masks: Tensor, geometry: Geometry, *, probabilities: bool = False) -> Tensor:
+    """Resize mask logits (N, h, w) to (N, H, W) bool of the original image.
+
+    Args:
+        probabilities: whether their probabilities are resized (D-FINE-seg) rather than the logits themselves.
+    """
+    if probabilities:
+        masks = masks.sigmoid() - 0.5
     sizes = zip(masks.shape[-2:], geometry.image, geometry.padded)
     (height, below), (width, right) = [divmod(n * side, padded) for n, side, padded in sizes]
     if not (below or right):

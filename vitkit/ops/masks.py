@@ -1,5 +1,8 @@
 """Masks of queries, masks sampled at points, boxes around masks."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,10 +41,23 @@ def mask_logits(mask_embed: Tensor, mask_features: Tensor) -> Tensor:
     return (mask_embed @ mask_features.flatten(-2)).unflatten(-1, mask_features.shape[-2:])
 
 
+def masks_of_queries(outputs: Mapping[str, Any], image: int, queries: Tensor | slice = slice(None)) -> Tensor:
+    """Return the mask logits of some queries of one image, (N, h, w), which the outputs have or have the factors of."""
+    if "pred_masks" in outputs:
+        return outputs["pred_masks"][image, queries]
+    return mask_logits(outputs["mask_embed"][image, queries], outputs["mask_features"][image])
+
+
 def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """Pad (N, h, w) with False at the right and bottom to (N, *size)."""
     height, width = masks.shape[-2:]
     return F.pad(masks, (0, size[1] - width, 0, size[0] - height))
+
+
+def resize_target_masks(masks: Tensor, input_size: tuple[int, int], size: Sequence[int]) -> Tensor:
+    """Resize masks (N, H, W) of an unpadded image, padded to `input_size`, bilinearly to (N, *size) in 0..1."""
+    padded = pad_masks(masks, input_size)[:, None].float()
+    return F.interpolate(padded, size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
 def unpad_points(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:
@@ -66,6 +82,20 @@ def sample_nearest_masks(points: Tensor, masks: Tensor, input_size: tuple[int, i
         return points.new_zeros(0, points.shape[1])
     points = unpad_points(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
     return sample_points(masks[:, None].to(points.dtype), points, mode="nearest")[:, 0]
+
+
+def pixels_inside(boxes_xyxy: Tensor, size: Sequence[int]) -> Tensor:
+    """Return which pixels have a number from a box's left and top to before its right and bottom edge.
+
+    Args:
+        boxes_xyxy: (N, 4) in pixels.
+        size: (height, width) H, W.
+    Returns:
+        (N, H, W) bool.
+    """
+    left, top, right, bottom = boxes_xyxy[..., None].unbind(1)  # (N, 1) each
+    y, x = (torch.arange(side, device=boxes_xyxy.device) for side in size)
+    return ((y >= top) & (y < bottom))[:, :, None] & ((x >= left) & (x < right))[:, None]
 
 
 def boxes_around_masks(masks: Tensor) -> Tensor:
