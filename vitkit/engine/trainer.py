@@ -345,9 +345,8 @@ def restore(run: TrainRun, checkpoint: Path) -> None:
         same_for_any_ranks=run.settings.images_per_step is not None,
     )
     _adjust_position(run)
-    progress, epochs = run.progress, run.settings.epochs
-    text = f"resumed from {checkpoint} after step {progress.step}: {progress.epoch} of {epochs} epochs are done"
-    print_line(f"{text}, and {progress.batch} batches of the next" if progress.batch else text)
+    done = f"{run.progress.epoch} of {run.settings.epochs} epochs and {run.progress.batch} batches of the next are done"
+    print_line(f"resumed from {checkpoint} after step {run.progress.step}: {done}")
     if run.ema is not None:
         restore_average(run)
 
