@@ -15,7 +15,7 @@ from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import VideoFolder
 from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files, split_folders
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, declare_output, find_paths_like, split_folders, subfolders
 from vitkit.io.image_files import FORMATS, read_image
 from vitkit.io.video_files import open_video
 
@@ -197,6 +197,47 @@ def test_debris_of_classes_and_videos_is_not_data(tmp_path):
     write(tmp_path / "clips" / "._a.mp4", "AppleDouble")
     write(tmp_path / "clips" / "a.mp4", "video")
     assert [Path(name).name for name, _ in find_videos(tmp_path / "clips").named] == ["a.mp4"]
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_vitkit_has_written_is_not_data(tmp_path, kind, caplog):
+    for pattern, content in READERS[kind]:
+        folder = Path(tmp_path, pattern.format("runs/start/a")).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        declare_output(folder, Path(tmp_path, pattern.format("a_sheet")))
+        for name in ("a", "b", "a_sheet", "runs/start/a", "runs/start/run/val"):
+            path = Path(tmp_path, pattern.format(name))
+            draw(path) if content is None else write(path, content)
+    data = read_annotations(tmp_path)
+    assert sorted(Path(image["file_name"]).stem for image in data.images) == ["a", "b"]
+    assert len(data.annotations) == 2 and "left out what vitkit has written: " in caplog.text
+
+
+def test_folder_that_vitkit_has_made_can_be_named_but_its_drawings_are_not_data(tmp_path):
+    out = tmp_path / "photos" / "out"
+    out.mkdir(parents=True)
+    declare_output(out)
+    for name in ("photos/a.png", "photos/out/a.png", "photos/out/deep/a_semantic.png"):
+        draw(tmp_path / name)
+    declare_output(out / "a.png", tmp_path / "photos" / "later.png")
+    maps = [out / "deep" / "a_semantic.png"]
+    assert data_files(tmp_path) == data_files(tmp_path / "photos") == [tmp_path / "photos" / "a.png"]
+    assert data_files(out) == maps and subfolders(tmp_path) == ["photos"] and subfolders(tmp_path / "photos") == []
+    assert find_paths_like(f"{tmp_path}/**/*.png") == [tmp_path / "photos" / "a.png"]
+    assert find_paths_like(f"{out}/**/*.png") == maps
+    declare_output(tmp_path / "photos")  # has data
+    assert data_files(tmp_path) == [tmp_path / "photos" / "a.png"]
+
+
+def test_folder_with_nothing_but_runs_is_not_a_class(tmp_path):
+    for name in ("daisy/a.png", "rose/a.png", "runs/start/figure.png"):
+        draw(tmp_path / name)
+    assert ImageFolder(tmp_path).classes == ["daisy", "rose", "runs"]
+    (tmp_path / "runs/start/figure.png").unlink()
+    declare_output(tmp_path / "runs/start")
+    draw(tmp_path / "runs/start/data/train/daisy/a.png")
+    assert ImageFolder(tmp_path).classes == ["daisy", "rose"]
+    assert ImageFolder(tmp_path / "runs/start/data/train").classes == ["daisy"]
 
 
 def test_hidden_folder_may_be_given_and_links_are_followed(tmp_path):

@@ -115,7 +115,7 @@ def drawn(monkeypatch, name: str) -> list[dict]:
 def test_detr_attention_is_drawn_over_the_image(detr, tmp_path, capsys):
     run(*detr, "--out", "out")
     names = [f"noise_{part}{kind}.png" for part in ("decoder", "encoder") for kind in ("", "_heads")]
-    drawn = sorted(path.name for path in (tmp_path / "out").iterdir())
+    drawn = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
     assert drawn[:4] == names and len(drawn) == 5 and drawn[4].startswith("noise_query")
     for name in ("noise_decoder.png", "noise_encoder.png"):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
@@ -178,7 +178,7 @@ def test_earlier_figures_stay(detr):
 def test_deformable_detr_draws_a_figure_per_query(deformable, monkeypatch, tmp_path, capsys):
     sampling = drawn(monkeypatch, "draw_sampling_points")
     run(*deformable, "--queries", 4, 7)
-    names = sorted(path.name for path in (tmp_path / "runs" / "explain").iterdir())
+    names = sorted(path.name for path in (tmp_path / "runs" / "explain").glob("[!.]*"))
     assert names == ["noise_query4.png", "noise_query7.png"]
     assert "wrote runs/explain/noise_query7.png" in capsys.readouterr().out
     assert [call["strides"] for call in sampling] == [[8, 16, 32]] * 2
@@ -320,7 +320,7 @@ def test_mask_queries_are_drawn_with_boxes_around_their_masks(detr, tmp_path, mo
     model = save_model(tmp_path, MASK2FORMER)
     run(*model, *detr[2:], "--out", "out", "--queries", 1, 4)
     names = {f"noise_{part}.png" for part in ("decoder", "decoder_heads", "query1", "query4")}
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= names
+    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} >= names
     assert [query.query for query in decoder[0]["queries"]] == [1, 4]
     assert all(0 <= x <= 70 and 0 <= y <= 50 for query in decoder[0]["queries"] for x, y in query.box_xyxy.view(2, 2))
     assert "points: Mask2Former has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")
@@ -331,7 +331,7 @@ def test_vit_draws_class_token_rollout_and_point_attention(detr, tmp_path, capsy
     model = save_model(tmp_path, VIT)
     run(*model, *detr[2:], "--out", "out", "--points", "0,0", "69,49", "--images", ".", "--compare", *model)
     names = [f"noise_{kind}.png" for kind in ("class_token", "class_token_masks", "points", "rollout")]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["attention_distance.png", *names]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["attention_distance.png", *names]
     assert all(f"wrote out/{name}" in capsys.readouterr().out for name in names[:1])
     for option in (["--queries", "1"], ["--decoder-layer", "0"], ["--threshold", "0.2"]):
         name = option[0].removeprefix("--").replace("-", "_")

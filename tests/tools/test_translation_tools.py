@@ -144,7 +144,7 @@ def test_sampled_translations_depend_only_on_the_seed(translated, checkpoint, ca
 
 def test_alignment_matrices_are_drawn(translated, tmp_path):
     translated("one hundred", "two", "--attention", str(tmp_path / "a.png"), "--beams", "2")
-    assert {path.name for path in tmp_path.iterdir()} <= {"a_1.png", "a_2.png"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} <= {"a_1.png", "a_2.png"}
 
 
 def test_alignment_matrices_of_words_have_fewer_columns(tmp_path, capsys):

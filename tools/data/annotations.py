@@ -11,6 +11,7 @@ from vitkit.apps.datasets.writing import STAYING, WRITERS, Lost, describe_left_o
 from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.errors import DataError
+from vitkit.io.folders import declare_output
 
 
 def read_source(
@@ -112,6 +113,10 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
         without = [image["file_name"] for image in data.images if image["id"] not in in_splits]
         lost |= {"images that are in no split": without} if without else {}
     num_notes = len(data.notes)
+    if data.source.resolve() in out.resolve().parents:  # which is then read again without it
+        if not _is_file(out):
+            out.mkdir(parents=True, exist_ok=True)
+        declare_output(out)
     written = WRITERS[to](data, out, lost)
     sheet = _sheet_of(out)
     draw_sheet(data, sheet)

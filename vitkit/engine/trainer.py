@@ -50,6 +50,7 @@ from vitkit.engine.run_folder import (
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import Decision, Step, seed_everything, set_epoch, train_step
 from vitkit.engine.teaching import Teaching
+from vitkit.io.folders import declare_output
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Model
@@ -270,6 +271,7 @@ def prepare_run_dir(
     """Write the config, the launch command and the console output into the run's folder, from the main process."""
     if not is_main():
         return
+    declare_output(run_dir)
     with writing_into(run_dir):
         mark_launch(run_dir, launches)
         save_config(config, run_dir / RUN_CONFIG)

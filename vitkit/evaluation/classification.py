@@ -16,6 +16,7 @@ from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
 from vitkit.io.coco_schema import is_number
+from vitkit.io.folders import declare_output
 from vitkit.io.output import write_text
 from vitkit.ops.colors import text_color
 from vitkit.protocols.dataset import Dataset
@@ -208,4 +209,5 @@ def draw_confusion_matrix(
         for row, column in np.argwhere(matrix):
             color = text_color(shown.to_rgba(parts[row, column]))
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color)
+    declare_output(Path(path))
     figure.savefig(path, dpi=120, format="png")

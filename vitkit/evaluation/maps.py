@@ -1,6 +1,7 @@
 """Predicted maps as PNG files, compressed in memory or in a folder; and the pixels near edges."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import cv2
 import numpy as np
 
 from vitkit.errors import DataError
+from vitkit.io.folders import declare_output
 from vitkit.io.image_files import MAX_PIXELS, read_label_colors
 from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
@@ -51,6 +53,15 @@ def read_ids(path: Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 def map_name(image_id: Any) -> str:
     """Return the file name of an image's map: twelve digits, as in COCO, for a number, else the id (perhaps a path)."""
     return f"{image_id:012d}.png" if isinstance(image_id, int | np.integer) else f"{image_id}.png"
+
+
+def make_map_folder(path: Path) -> Path:
+    """Make the folder of the maps that belong to the results file `path`, which are not data, and return it."""
+    folder = map_folder(path)
+    with suppress(OSError):  # writing into it says what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
+        declare_output(folder)
+    return folder
 
 
 def map_folder(path: Path) -> Path:

@@ -13,6 +13,7 @@ from vitkit.evaluation.maps import (
     check_size,
     decode_ids,
     encode_ids,
+    make_map_folder,
     map_folder,
     map_name,
     positions_of,
@@ -137,7 +138,7 @@ class PanopticEvaluator(SampleEvaluator):
             the file `path`, and the folder of the maps: NAME for NAME.json.
         """
         path = Path(path)
-        folder = map_folder(path)
+        folder = make_map_folder(path)
         annotations = []
         for image_id, prediction in sorted(self.stored_predictions.items()):
             name = map_name(image_id)
@@ -152,7 +153,6 @@ class PanopticEvaluator(SampleEvaluator):
             {"id": int(raw), "name": name, "isthing": int(thing)}
             for raw, name, thing in zip(self.dataset.category_ids, self.dataset.classes, self.dataset.things)
         ]
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"annotations": annotations, "categories": categories}))
         return [path, folder]
 

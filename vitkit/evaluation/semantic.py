@@ -14,6 +14,7 @@ from vitkit.evaluation.maps import (
     check_size,
     decode_labels,
     encode_labels,
+    make_map_folder,
     map_folder,
     map_name,
     positions_of,
@@ -172,7 +173,7 @@ class SemanticEvaluator(SampleEvaluator):
             the file `path`, and the folder of the PNG files: NAME for NAME.json.
         """
         path = Path(path)
-        folder = map_folder(path)
+        folder = make_map_folder(path)
         for image_id, prediction in self.stored_predictions.items():
             write_map(folder, map_name(image_id), prediction.png)
         classes = [

@@ -17,6 +17,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
 from vitkit.io.coco_schema import raise_issues, sentence_issues
+from vitkit.io.folders import declare_output
 from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
@@ -346,4 +347,5 @@ def draw_by_length(
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    declare_output(Path(path))
     figure.savefig(path, dpi=120, format="png")

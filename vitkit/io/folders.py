@@ -1,6 +1,7 @@
 """Lists the data files of a folder, without debris, and knows which endings are images.
 
-Every reader of a folder asks here, so that what one reads another does not leave out.
+Every reader of a folder asks here, so that what one reads another does not leave out. What vitkit has drawn or written
+as a run is not data: `declare_output` lists it in a hidden file of its folder, and readers pass it over.
 """
 
 import glob
@@ -9,8 +10,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from unicodedata import normalize
@@ -68,6 +70,53 @@ _MAX_OPENED = 2000
 _REDUCED, _MASK = 1, 4
 """Bits of a TIFF's `NewSubfileType` that mark a page as a thumbnail or a mask of another one."""
 _SUBFILE_TYPE = 254
+OUTPUT_LIST = ".vitkit-output"
+"""File that lists what vitkit has written into its folder and is not data, a name a line."""
+_WHOLE_FOLDER = "*"
+"""Line of the list of a folder that vitkit has made."""
+
+
+def declare_output(*paths: Path) -> None:
+    """Record that vitkit writes these files or folders, so that nobody reads them as data; parent folders are made.
+
+    A folder is recorded if it has no data yet: readers of a folder around it leave it out, but it can be read itself,
+    without the recorded files.
+    """
+    lines: dict[Path, dict[str, None]] = {}
+    for path in paths:
+        if not path.is_dir():
+            lines.setdefault(path.parent, {})[path.name] = None
+        elif next(_walk(path), None) is None:
+            lines.setdefault(path, {})[_WHOLE_FOLDER] = None
+    for folder, names in lines.items():
+        if new := names.keys() - _listed_output(folder):
+            with suppress(OSError):  # whoever writes the files says what is wrong with the folder
+                folder.mkdir(parents=True, exist_ok=True)
+                with open(folder / OUTPUT_LIST, "a", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write("".join(f"{name}\n" for name in sorted(new)))
+
+
+def is_output(path: Path) -> bool:
+    """Whether vitkit has written a file, or has made a folder or all that is in it, see `declare_output`."""
+    if path.name in _listed_output(path.parent) or _WHOLE_FOLDER in _listed_output(path):
+        return True
+    left_out: list[str] = []
+    return path.is_dir() and next(_walk(path, left_out), None) is None and bool(left_out)
+
+
+def _listed_output(folder: str | Path) -> Set[str]:
+    """Return the lines of a folder's list of what vitkit has written into it, empty if there is none."""
+    try:
+        with open(os.path.join(folder, OUTPUT_LIST), encoding="utf-8", errors="surrogateescape") as file:
+            return set(file.read().split("\n"))
+    except OSError:
+        return frozenset()
+
+
+@cache
+def _warn_of_output(folder: Path, left_out: tuple[str, ...]) -> None:
+    """Log what is left out of a folder because vitkit has written it, once."""
+    logger.warning("'%s': left out what vitkit has written: %d, such as '%s'", folder, len(left_out), left_out[0])
 
 
 def is_hidden(name: str | PurePath) -> bool:
@@ -98,20 +147,32 @@ def data_files(folder: Path) -> list[Path]:
 
     Images of a mounted pack are among them, and broken links and devices, so that whoever reads them names them.
     """
-    files = [*_walk(folder), *ImageStore(folder).list_packed_files()]
+    left_out: list[str] = []
+    files = [*_walk(folder, left_out), *ImageStore(folder).list_packed_files()]
+    if left_out:
+        _warn_of_output(folder, tuple(left_out))
     return sorted(files, key=lambda path: path.parts)  # comparing paths takes five times as long
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the sorted names of the folders in a folder, without hidden ones."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+    """Return the sorted names of the folders in a folder, without hidden ones and those that vitkit has written."""
+    paths = (path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+    return sorted(path.name for path in paths if not is_output(path))
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    root = _with_separator(folder)
+def _walk(folder: Path, left_out: list[str] | None = None) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders; add what vitkit has written to `left_out`."""
+    root, top = _with_separator(folder), os.fspath(folder)
     for parent, folders, names in os.walk(folder, onerror=_warn_of, followlinks=True):
+        listed = _listed_output(parent) if OUTPUT_LIST in names else ()
+        is_whole = _WHOLE_FOLDER in listed and parent != top
+        if left_out is not None:
+            left_out += [parent] if is_whole else [os.path.join(parent, name) for name in names if name in listed]
+        if is_whole:
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if name[0] != "." and not _is_known(os.path.join(parent, name), root)]
-        yield from (Path(parent, name) for name in names if name[0] != ".")
+        yield from (Path(parent, name) for name in names if name[0] != "." and name not in listed)
 
 
 def _warn_of(error: OSError) -> None:
@@ -146,15 +207,28 @@ def image_files(folder: Path, *, also: Collection[str] = ()) -> list[Path]:
 
 
 def find_paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
-    """Return the files that match a pattern, and the folders if these are wanted, sorted.
+    """Return the files that match a pattern, and folders if they are wanted, sorted, without what vitkit has written.
 
     Raises:
         DataError: there are none.
     """
     paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if folders or os.path.isfile(name)]
+    paths = _without_output(paths, len([*takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)]))
     if not paths:
         raise DataError(f"'{pattern}': no such file or folder, and no file matches it as a pattern.")
     return paths
+
+
+def _without_output(paths: Sequence[Path], num_named: int) -> list[Path]:
+    """Return the paths that are not what vitkit has written; their first `num_named` folders were named, so that they
+    may be read, as in `data_files`."""
+    listed = {folder: _listed_output(folder) for path in paths for folder in (path, *path.parents)}
+    return [
+        path
+        for path in paths
+        if path.name not in listed[path.parent]
+        and not any(_WHOLE_FOLDER in listed[Path(*path.parts[:n])] for n in range(num_named + 1, len(path.parts) + 1))
+    ]
 
 
 def log_unread(folder: Path, others: Iterable[Path], images: Iterable[Path]) -> None:

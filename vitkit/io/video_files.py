@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden
+from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden, is_output
 from vitkit.io.image_files import FORMATS as IMAGE_FORMATS
 from vitkit.io.image_files import MAX_PIXELS, open_regular, read_image, upright_size
 
@@ -96,6 +96,7 @@ class FrameFolder(nullcontext):
         self.what, self.max_pixels = what, max_pixels
         entries = Path(path).iterdir()
         files = [file for file in entries if file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name)]
+        files = [file for file in files if not is_output(file)]
         if not files:
             raise DataError(f"{what}: folder '{path}' contains no frames ({', '.join(IMAGE_FORMATS)}).")
         self._files = sorted(files, key=lambda file: _natural_order(file.name))

@@ -296,3 +296,14 @@ def test_thousands_of_objects_of_an_image_are_drawn_in_little_time(world, tmp_pa
     began = time.process_time()
     draw_sheet(data, tmp_path / "sheet.png")
     assert time.process_time() - began < 10
+
+
+def test_source_that_was_converted_into_itself_is_read_as_before(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path / "data")
+    for name, text in (("a", "0 0.5 0.5 0.5 0.5\n"), ("b", "0 0.5 0.5 0.5 0.5\n"), ("classes", "cat\n")):
+        (tmp_path / f"data/{name}.txt").write_text(text)
+    for options in (["--out", "a.json"], ["--to", "yolo", "--out", "b"], ["--to", "coco", "--out", "c"]):
+        convert([".", *options])
+        assert ".: YOLO's text files, with data.yaml: 2 images, 2 objects of 1 class" in capsys.readouterr().out
+    for out, images in (("a.json", None), ("b", None), ("c", ".")):  # they can still be named
+        assert len(read_annotations(out, images).annotations) == 2

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.apps.visualization.canvas import save_figure
+from vitkit.io.folders import declare_output
 from vitkit.io.output import writing
 from vitkit.text.vocabulary import SPACE
 
@@ -247,6 +248,7 @@ def animate_decoding(
         canvas.draw()
         frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy()))
     durations = [milliseconds] * (len(frames) - 1) + [3 * milliseconds]
+    declare_output(Path(path))
     with writing(Path(path)) as temporary:
         frames[0].save(temporary, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
 

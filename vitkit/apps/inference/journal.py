@@ -17,6 +17,7 @@ import numpy as np
 
 from vitkit.engine.run_folder import describe_process
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.folders import declare_output
 from vitkit.io.json_files import read_json
 from vitkit.io.local_cache import hold_lock
 from vitkit.io.output import check_links, unwritable, write_text
@@ -72,6 +73,7 @@ class Journal:
         self.folder, self.path, self._settings_path = folder, folder / shard.file_name, folder / SETTINGS_NAME
         self._settings = json.loads(json.dumps(settings))
         folder.mkdir(parents=True, exist_ok=True)
+        declare_output(folder)
         with ExitStack() as stack:
             try:
                 with hold_lock(folder / _LOCK):  # processes begin one after another

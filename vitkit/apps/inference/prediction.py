@@ -17,6 +17,7 @@ from torch import Tensor
 from vitkit.apps.visualization.predictions import FIELDS, draw_prediction
 from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import masks_to_rle
+from vitkit.io.folders import declare_output
 from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest
@@ -227,6 +228,7 @@ class Prediction:
         form = Image.registered_extensions().get(path.suffix.lower())
         if form not in Image.SAVE:
             raise ConfigError(f"save: '{path}' does not have the extension of an image format, such as .jpg or .png.")
+        declare_output(path)
         write_bytes(path, self.encode(form, task=task, score_threshold=score_threshold))
 
     def encode(self, form: str = "PNG", *, task: str | None = None, score_threshold: float | None = None) -> bytes:

@@ -28,6 +28,7 @@ from vitkit.apps.inference.videos import classify_video, draw_scores_over_time
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
 from vitkit.io.atomic import remove_left_over
+from vitkit.io.folders import declare_output, is_output
 from vitkit.io.output import check_links, unwritable, write_bytes, writing
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
@@ -395,6 +396,10 @@ def predict_images(
         is_new: whether a prediction has to be written; the others only fill their batch.
     """
     names = {str(path): name for path, name in images}
+    endings = [f".{output.image_format}"] * output.draw
+    if not is_output(output.folder):  # of a folder of their own, maps can be read as labels
+        endings += ["_panoptic.png", "_semantic.png"]
+    declare_output(*(output.folder / f"{name}{ending}" for name in names.values() for ending in endings))
     empty: list[str] = []
     progress = ProgressLines(len(images), _noun("images", output.shard), every=5.0 * output.shard.of)
     predictions = predictor.stream(
@@ -481,6 +486,8 @@ def predict_videos(
     leave_out: OnFailure,
 ) -> None:
     """Predict and draw each video, and write its entry of the JSON if it does not fail."""
+    if output.draw:
+        declare_output(*(output.folder / f"{name}.{ending}" for _, name in videos for ending in ("mp4", "png")))
     for path, name in videos:
         try:
             entry = predict(predictor, path, name, output)
@@ -613,6 +620,7 @@ def make_new_folder(path: Path) -> Path:
         folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:
             folder.mkdir(parents=True)
+            declare_output(folder)
             return folder
         except FileExistsError:  # by whoever was first, also at the same time
             continue

@@ -20,6 +20,7 @@ from vitkit.engine.hooks import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import writing_into
 from vitkit.engine.step import Step
+from vitkit.io.folders import OUTPUT_LIST, declare_output
 from vitkit.logging import print_line
 from vitkit.text_format import pluralize
 
@@ -80,12 +81,13 @@ def make_free_folder(path: Path) -> Path:
     with writing_into(path):
         folder = next(candidate for candidate in candidates if is_free(candidate))
         folder.mkdir(parents=True, exist_ok=True)
+        declare_output(folder)
     return folder
 
 
 def is_free(folder: Path) -> bool:
     """Whether a path does not exist, or is an empty folder, such as a failed earlier start leaves behind."""
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {OUTPUT_LIST})
 
 
 def comment(text: str) -> str:

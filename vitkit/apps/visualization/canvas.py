@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitkit.io.channel_files import as_rgb
+from vitkit.io.folders import declare_output
 from vitkit.io.output import write_bytes, writing
 from vitkit.ops.colors import text_color
 
@@ -179,6 +180,7 @@ def save_grid(
     encoded = io.BytesIO()
     canvas.save(encoded, format="PNG")
     write_bytes(Path(path), encoded.getvalue())
+    declare_output(Path(path))
 
 
 def break_lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
@@ -207,3 +209,4 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int) -> None:
     """Save a PNG of a figure; its folder is made."""
     with writing(Path(path)) as temporary:
         figure.savefig(temporary, dpi=dpi, format="png")
+    declare_output(Path(path))

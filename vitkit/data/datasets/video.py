@@ -22,7 +22,7 @@ from vitkit.data.datasets.image_folder import (
 )
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden
+from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden, is_output
 from vitkit.io.image_files import check_inside, to_tensor
 from vitkit.io.json_files import read_json
 from vitkit.io.text_files import read_lines
@@ -190,7 +190,7 @@ class VideoFolder(ListedVideos):
 
 
 def _is_video(entry: os.DirEntry) -> bool:
-    if is_hidden(entry.name):
+    if is_hidden(entry.name) or is_output(Path(entry.path)):
         return False
     if entry.is_dir():
         return any(Path(name).suffix.lower() in IMAGE_SUFFIXES and not is_hidden(name) for name in os.listdir(entry))

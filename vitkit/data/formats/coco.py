@@ -8,7 +8,7 @@ from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.exporters import explain_issues, find_listed_files, read_exporters_fields
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
-from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden, split_words
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden, is_output, split_words
 from vitkit.io.image_files import ImageStore
 from vitkit.io.json_files import pause_gc, read_json
 
@@ -98,12 +98,12 @@ def _images_of(path: Path, names: Sequence[str]) -> Path:
     """Return the folder that has a file's images: one of the first of their names, or else any image."""
     folders = [path.parent, path.parent / "images", path.parent.parent / "images"]
     for folder in folders:
-        # Not any image: beside the file may be a sheet that `vitkit data convert` has drawn.
         if any(map(ImageStore(folder).has, names[:_NUM_LOOKED_UP])):
             return folder
     for folder in folders:
         if folder.is_dir() and any(
-            file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name) for file in folder.iterdir()
+            file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name) and not is_output(file)
+            for file in folder.iterdir()
         ):
             return folder
     return path.parent
