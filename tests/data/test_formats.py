@@ -116,6 +116,19 @@ def test_images_of_one_name_in_two_splits_of_coco_are_told_apart(tmp_path, files
     assert list(data.left_out.values()) == [["2.jpg"]]
 
 
+@pytest.mark.parametrize(("first", "kept"), [(70, [70, 71, 80, 81]), (80, [1, 2, 3, 4])])
+def test_ids_of_coco_are_kept_where_the_files_of_a_folder_do_not_share_one(tmp_path, first, kept):
+    draw_images(tmp_path, "train/0.jpg", "train/1.jpg", "val/0.jpg", "val/1.jpg")
+    for split, number in (("train", first), ("val", 80)):
+        images = [{"id": number + k, "file_name": f"{k}.jpg", "width": 40, "height": 20} for k in (0, 1)]
+        objects = [{"id": i["id"], "image_id": i["id"], "category_id": 5, "bbox": [1, 1, 5, 5]} for i in images]
+        content = {"images": images, "annotations": objects, "categories": [{"id": 5, "name": "cat"}]}
+        write(tmp_path / f"{split}.json", json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert [image["id"] for image in data.images] == kept and data.splits == {"train": kept[:2], "val": kept[2:]}
+    assert [(a["id"], a["image_id"]) for a in data.annotations] == [(k, k) for k in kept]
+
+
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [

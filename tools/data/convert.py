@@ -13,7 +13,8 @@ those that were repaired if any were, is drawn for a visual check. --fix repairs
   ignored               objects marked as ignore or difficult become crowd regions, as VOC's evaluation leaves them out
   ids                   annotations have no id, or two have the same
   FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
-                        "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
+                        "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...];
+                        "was": {"bbox": [...], "category": "cat"} finds it in a file with other ids
 
 Captions whose phrases are located are written as ODVG's JSON lines, for GroundingDataset: --from flickr30k (the folder
 of Flickr30k Entities), refcoco (its pickle, which runs no code, beside instances.json) or mdetr (MDETR's JSON).

@@ -139,6 +139,24 @@ def test_wrong_correction_is_named(tmp_path, entry, message):
         correct(dataset(tmp_path, num_boxes=3), tmp_path, entry)
 
 
+@pytest.mark.parametrize("ids", [[7, 3, 1], [None, None, None], [3, 3, 3]])
+def test_corrections_of_a_copy_with_other_ids_find_the_same_objects(tmp_path, ids):
+    data = dataset(tmp_path, num_boxes=3)
+    boxes = numbers(data)
+    for annotation, number in zip(data.annotations, ids):
+        annotation["id"] = number
+    image = f"{tmp_path.name}/a.png"  # as a copy names it that was read from the folder above
+    entries = [
+        {"image": image, "action": action, "annotation_id": k + 1, "bbox": box, "category": None,
+         "was": {"bbox": boxes[k], "category": "cell"}}
+        for k, action, box in [(0, "change", [1, 2, 3, 4]), (2, "remove", None)]
+    ]  # fmt: skip
+    assert correct(data, tmp_path, *entries) == {"change": 1, "remove": 1}
+    assert numbers(data) == [[1, 2, 3, 4], boxes[1]]
+    with pytest.raises(DataError, match=r"correction 1: image .* has no annotation of class 'cell' with bbox \["):
+        correct(data, tmp_path, *entries)  # corrected before
+
+
 @pytest.mark.parametrize("ids", [[1, 1, 3], [1, None, 3]])
 def test_corrections_need_ids_that_name_one_annotation_each(tmp_path, ids):
     data = dataset(tmp_path, num_boxes=3)

@@ -62,9 +62,12 @@ def test_each_kind_of_label_error_ranks_high_and_is_corrected():
         None,
     )
     assert entries["box"]["category"] is None and entries["box"]["bbox"] == pytest.approx([20, 30, 60, 60], abs=6)
-    assert {tuple(sorted(entry)) for entry in entries.values()} == {
-        ("action", "annotation_id", "bbox", "category", "image")
+    assert extra["was"] == {"bbox": truth["annotations"][-1]["bbox"], "category": "cat"}
+    fields = {"image", "action", "annotation_id", "bbox", "category"}
+    assert {kind: entry.keys() - fields for kind, entry in entries.items() if entry["action"] != "add"} == {
+        kind: {"was"} for kind in ("extra", "class", "box")
     }
+    assert entries["missing"].keys() == fields
 
 
 def test_images_without_a_file_name_are_named_by_their_id():

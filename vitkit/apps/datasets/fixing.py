@@ -2,13 +2,13 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitkit.data.formats.annotated import AnnotatedImages
+from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.exporters import is_ignored
 from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
@@ -27,6 +27,8 @@ _ORDER_TEXTS = {
 _MIN_WRONG, _MAX_RIGHT = 0.02, 0.005
 """Boxes are taken to be in another order if more than the first share of them do not fit their images as read, and less
 than the second share do not fit in that order."""
+_SAME_BOX = 0.05
+"""Pixels by which the box of an object may differ in a copy of the data: formats round."""
 
 
 def wrong_scale(data: AnnotatedImages) -> bool:
@@ -260,46 +262,34 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
 
     Entries: {"image": file name, "action": "add", "remove" or "change", "annotation_id": id or null,
     "bbox": [x, y, width, height] or null, "category": name or null}; "change" changes the fields that are not null.
+    With "was": {"bbox": ..., "category": ...} an object is also found in data where it has another id, or none.
 
     Raises:
         DataError: an entry is invalid, or names an image, annotation or class that the dataset lacks; or annotations
-            have no id, or share one.
+            have no id, or share one, and an entry has nothing else to find one by.
     """
     corrections = read_json(path, key="--fix", remedy="Give the JSON file of corrections.")
     if not isinstance(corrections, list) or not all(isinstance(entry, dict) for entry in corrections):
         raise DataError(f"{path.name}: expected a list of corrections, [{{'image': …, 'action': …}}]. Export it again.")
-    images = {image["file_name"]: image["id"] for image in data.images}
-    by_id = {annotation.get("id"): annotation for annotation in data.annotations}
-    if None in by_id or len(by_id) < len(data.annotations):
-        raise DataError(
-            f"'{data.source}' has annotations without an id, or with the same id, so that {path.name} cannot name "
-            "them. Number them by `vitkit data convert … --fix ids`, and export the corrections of the result."
-        )
+    objects = _Objects(data, path)
     categories = {category["name"]: category["id"] for category in data.categories}
     done: Counter[str] = Counter()
     for number, entry in enumerate(corrections, start=1):
         context = f"{path.name}: correction {number}"
         action, bbox, name = (entry.get(key) for key in ("action", "bbox", "category"))
-        if not isinstance(entry.get("image"), str) or entry["image"] not in images:
-            raise DataError(f"{context}: no image is called {entry.get('image')!r}. Does it belong to another dataset?")
+        image_id = objects.image_id(entry, context)
         if bbox is not None and not is_box(bbox):
             raise DataError(f"{context}: bbox is {bbox}; expected [x, y, width, height]. Correct it.")
         if name is not None and not (isinstance(name, str) and name in categories):
             raise DataError(f"{context}: no class is called {name!r}; they are {', '.join(categories)}. Correct it.")
         if action == "add" and bbox is not None and name is not None:
-            data.add_object(images[entry["image"]], categories[name], bbox)
-            data.annotations[-1]["id"] = max(by_id, default=0) + 1
-            by_id[data.annotations[-1]["id"]] = data.annotations[-1]
+            data.add_object(image_id, categories[name], bbox)
+            objects.added += 1
+            data.annotations[-1]["id"] = objects.largest_id + objects.added
         elif action in ("remove", "change"):
-            annotation_id = entry.get("annotation_id")
-            annotation = by_id.get(annotation_id) if type(annotation_id) is int else None
-            if annotation is None or annotation["image_id"] != images[entry["image"]]:
-                raise DataError(
-                    f"{context}: image {entry['image']!r} has no annotation {entry.get('annotation_id')}. Was it "
-                    "corrected before, or is it of another dataset?"
-                )
+            annotation = objects.find(entry, image_id, context)
             if action == "remove":
-                del by_id[annotation["id"]]
+                objects.removed.add(id(annotation))
             else:
                 annotation["category_id"] = annotation["category_id"] if name is None else categories[name]
                 if bbox is not None:
@@ -310,6 +300,62 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
                 f"{context}: action {action!r} with bbox {bbox} and category {name!r}; see `convert --help`."
             )
         done[action] += 1
-    kept = {id(annotation) for annotation in by_id.values()}
-    data.annotations[:] = [annotation for annotation in data.annotations if id(annotation) in kept]
+    data.annotations[:] = [annotation for annotation in data.annotations if id(annotation) not in objects.removed]
     return done
+
+
+class _Objects:
+    """The images and objects that corrections name, as they were before any was corrected."""
+
+    def __init__(self, data: AnnotatedImages, path: Path):
+        self._source, self._corrections = data.source, path.name
+        self._images = {image["file_name"]: image["id"] for image in data.images}
+        self._paths = {(data.folder / name).resolve().as_posix(): id_ for name, id_ in self._images.items()}
+        names = class_names(data.content)
+        self._of_image: dict[int, list[tuple[dict[str, Any], str, list[float]]]] = defaultdict(list)
+        for annotation in data.annotations:
+            was = annotation, names[annotation["category_id"]], annotation["bbox"]
+            self._of_image[annotation["image_id"]].append(was)
+        ids = [annotation.get("id") for annotation in data.annotations]
+        self._has_ids = None not in ids and len({*ids}) == len(ids)
+        self.largest_id, self.added = max((id_ for id_ in ids if id_ is not None), default=0), 0
+        self.removed: set[int] = set()
+
+    def image_id(self, entry: Mapping[str, Any], context: str) -> int:
+        """Return the id of a correction's image, which a copy of the data may list with the name of its folder."""
+        name = entry.get("image")
+        if isinstance(name, str) and name in self._images:
+            return self._images[name]
+        ids = [id_ for path, id_ in self._paths.items() if isinstance(name, str) and path.endswith(f"/{name}")]
+        if len(ids) != 1:
+            raise DataError(f"{context}: no image is called {name!r}. Does it belong to another dataset?")
+        return ids[0]
+
+    def find(self, entry: Mapping[str, Any], image_id: int, context: str) -> dict[str, Any]:
+        """Return the annotation that a correction names, by its id and by what it was."""
+        number, was = entry.get("annotation_id"), entry.get("was")
+        candidates = [item for item in self._of_image[image_id] if id(item[0]) not in self.removed]
+        if was is not None:
+            if not isinstance(was, dict) or not is_box(was.get("bbox")):
+                raise DataError(
+                    f"{context}: was is {was!r:.100}; expected {{'bbox': …, 'category': …}}. Export it again."
+                )
+            candidates = [
+                item
+                for item in candidates
+                if item[1] == was.get("category") and np.allclose(item[2], was["bbox"], rtol=0, atol=_SAME_BOX)
+            ]
+        elif not self._has_ids:
+            raise DataError(
+                f"'{self._source}' has annotations without an id, or with the same id, so that {self._corrections} "
+                "cannot name them. Number them by `vitkit data convert … --fix ids`, and export the corrections of "
+                "the result."
+            )
+        by_id = [item for item in candidates if type(number) is int and item[0].get("id") == number]
+        for annotation, _, _ in by_id or (candidates if was is not None else ()):
+            return annotation
+        what = f" {number}" if was is None else f" of class {was.get('category')!r} with bbox {was['bbox']}"
+        raise DataError(
+            f"{context}: image {entry['image']!r} has no annotation{what}. Was it corrected before, or is it of "
+            "another dataset?"
+        )

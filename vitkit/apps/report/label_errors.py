@@ -220,6 +220,8 @@ def corrections(
         box = inside(result["bbox"], images[error.image_id]) if error.kind in ("missing", "box") else None
         name = names[result["category_id"]] if error.kind in ("missing", "class") else None
         entry |= {"annotation_id": annotation.get("file_id", annotation.get("id")), "bbox": box, "category": name}
+        if annotation:  # by which it is found in the file that these data are a copy of
+            entry["was"] = {"bbox": annotation["bbox"], "category": names[annotation["category_id"]]}
         entries.append(entry)
     return entries
 

@@ -1,6 +1,6 @@
 """COCO's detection files: a single one, or a folder with one for each split, as Roboflow exports them."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,20 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
     split_of = {path: _split_of(path, annotations) for path in paths}
+    contents = {path: _read(path) for path in paths}
+    ids = {
+        part: [entry.get("id") for c, _ in contents.values() for entry in c[part]] for part in ("images", "annotations")
+    }
+    keeps = {part for part, listed in ids.items() if None not in listed and len({*listed}) == len(listed)}
     for path, split in split_of.items():
-        content, notes = _read(path)
+        content, notes = contents[path]
         data.notes += [f"{path.name}: {note}" for note in notes]
         if data.categories and data.categories != content["categories"]:
             raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
         # The images of a split without a folder of its own may be in that of another one.
         other_splits = {*split_of.values()} - {split} if split in files.splits else set()
-        _add_file(data, files, path, content, split, other_splits)
+        _add_file(data, files, path, content, split, other_splits, keeps)
     return data
 
 
@@ -66,9 +71,15 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _add_file(
-    data: AnnotatedImages, files: ImageFiles, path: Path, content: dict[str, Any], split: str, other_splits: set[str]
+    data: AnnotatedImages,
+    files: ImageFiles,
+    path: Path,
+    content: dict[str, Any],
+    split: str,
+    other_splits: set[str],
+    keeps: Set[str],
 ) -> None:
-    """Add a file's images and annotations, under new ids because those of another file may be the same."""
+    """Add a file's images and annotations, under new ids unless `keeps` has "images" or "annotations"."""
     inside = path.parent.relative_to(data.source).as_posix()
     ids = {}
     for image in content["images"]:
@@ -79,11 +90,14 @@ def _add_file(
         if name is None:
             data.leave_out(f"images that {path.name} lists but the folder does not have", listed)
             continue
-        ids[image["id"]] = data.add_image(name, image["width"], image["height"], split)
+        new_id = image["id"] if "images" in keeps else len(data.images) + 1
+        ids[image["id"]] = new_id
+        data.images.append({"id": new_id, "file_name": name, "width": image["width"], "height": image["height"]})
+        data.add_to_split(new_id, split)
     for annotation in content["annotations"]:
         if annotation["image_id"] in ids:
-            image_id, number = ids[annotation["image_id"]], len(data.annotations) + 1
-            data.annotations.append({**annotation, "id": number, "image_id": image_id})
+            number = annotation["id"] if "annotations" in keeps else len(data.annotations) + 1
+            data.annotations.append({**annotation, "id": number, "image_id": ids[annotation["image_id"]]})
 
 
 def _split_of(path: Path, root: Path) -> str:
