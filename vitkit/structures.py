@@ -45,7 +45,7 @@ class DetectionTarget(TypedDict, total=False):
     | `labels` | (N,) int64 | class of each object from 0, or number of its phrase in `phrases` |
     | `boxes_cxcywh` | (N, 4) float32 | in 0..1 of the transformed image, without padding |
     | `masks` | (N, H, W) bool | of the transformed image, without padding; only when the dataset loads masks |
-    | `has_masks` | (N,) bool | objects with a mask; the others, whose rows are empty, are trained by boxes; absent: all |
+    | `has_masks` | (N,) bool | objects with a mask, by default all; rows of others are empty, their boxes train |
     | `image_id` | int | raw id in the annotation file |
     | `image_size` | (int, int) | height and width of the transformed image, without padding |
     | `original_size` | (int, int) | those of the stored image, turned by its EXIF; predictions are scaled to them |

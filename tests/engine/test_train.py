@@ -279,7 +279,8 @@ def test_resuming_a_complete_run_reports_that_it_is_complete(tmp_path, capsys):
     run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME)
     printed = capsys.readouterr().out
     assert "epoch 4 of 4 is done" in printed
-    assert re.search(r"resumed from \S*/run/last.pth after step \d+: 4 of 4 epochs and 0 batches of the next are done\n", printed)
+    done = "4 of 4 epochs and 0 batches of the next are done"
+    assert re.search(rf"resumed from \S*/run/last.pth after step \d+: {done}\n", printed)
     assert (tmp_path / "run" / LAST_NAME).read_bytes() == before
 
 
