@@ -350,6 +350,23 @@ def test_ambiguous_csv_columns_are_an_error(tmp_path):
         read_annotations(path, format="csv")
 
 
+@pytest.mark.parametrize("value", [1, 255])
+def test_objects_of_binary_masks_are_what_is_not_black(tmp_path, value):
+    draw_images(tmp_path / "images", "a.jpg", "b.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(values).save(tmp_path / "masks" / "b.png")
+    values[2:6, 3:9], values[10:12, 20:30] = value, value
+    Image.fromarray(values).save(tmp_path / "masks" / "a.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert boxes(data) == [("a.jpg", f"class_{value}", [3, 2, 6, 4]), ("a.jpg", f"class_{value}", [20, 10, 10, 2])]
+    assert len(data.images) == 2 and "0 is the background, without objects: 97.2% of the pixels" in data.notes
+    assert any("255 is a class" in note and "44 pixels (2.8%)" in note for note in data.notes) == (value == 255)
+    write(tmp_path / "masks" / "classes.json", json.dumps({"0": "ground", str(value): "cell"}))
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert [name for _, name, _ in boxes(data)] == ["ground", "cell", "cell", "ground"]
+
+
 def test_label_images_give_instances_and_classes(tmp_path):
     draw_images(tmp_path / "images", "a.jpg", "b.jpg")
     values = np.zeros((20, 40), np.uint8)

@@ -7,6 +7,7 @@ from PIL import Image
 from vitkit.apps.starter.own_data import read_own_data
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
 
 
@@ -48,6 +49,38 @@ def test_masks_of_0_and_255_give_two_classes(tmp_path):
 def test_255_is_ignored_beside_two_other_values(tmp_path):
     settings = settings_of(semantic(tmp_path, [0, 3, 255]), "train")
     assert settings["values"] == [0, 3] and settings["ignore"] == [255]
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "said"),
+    [
+        (
+            [0, 85, 170, 255],
+            [0, 85, 170, 255],
+            "255 is a class, as all values are gray levels (0, 85, 170, 255): 4608 pix",
+        ),
+        (
+            [0, 0, 128, 255],
+            [0, 128, 255],
+            "255 is a class, as all values are gray levels (0, 128, 255): 4608 pixels (25.0%)",
+        ),
+        (
+            [0, 1, 2, 255],
+            [0, 1, 2],
+            "255 is no class, and left out: 4608 pixels (25.0%). If it is one, name it in class",
+        ),
+        ([0, 1, 2, 3], [0, 1, 2, 3], None),
+    ],
+)
+def test_255_is_a_class_beside_gray_levels_and_void_beside_class_numbers(tmp_path, values, classes, said, capsys):
+    data = semantic(tmp_path, values)
+    assert settings_of(data, "train")["values"] == classes
+    printed = capsys.readouterr().out
+    assert said in printed if said else "255" not in printed
+    masks = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    with_objects = {a["category_id"] for a in masks.annotations}
+    assert with_objects == {*classes} - ({0} if 255 in classes else set())
+    assert said is None or any(said in note for note in masks.notes)
 
 
 def test_values_missing_from_the_class_file_are_reported(tmp_path):

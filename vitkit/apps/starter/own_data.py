@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitkit.apps.datasets.contents import count_classes, summarize
 from vitkit.apps.datasets.splitting import split_dataset
 from vitkit.apps.datasets.writing import describe_left_out, link_image, write_coco
@@ -17,7 +15,15 @@ from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import pair_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
-from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
+from vitkit.data.formats.class_files import (
+    ClassFile,
+    count_pixels,
+    describe_255,
+    find_class_file,
+    is_void,
+    parse_class_file,
+    read_class_values,
+)
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files, split_folders, subfolders
 from vitkit.io.image_files import upright_size
@@ -143,11 +149,10 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     names = list(pairs)
     class_file = find_class_file(labels)
     named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
-    maps = (read_class_values(labels / pair.labels, colors) for pair in pairs.values())
-    values = [set(np.unique(label_map).tolist()) for label_map in maps]
-    every_value = set().union(*values)
-    if every_value - {IGNORE_INDEX} != {0}:  # in masks of only 0 and 255, 255 is a class
-        every_value -= {IGNORE_INDEX}
+    values = [count_pixels(read_class_values(labels / pair.labels, colors)) for pair in pairs.values()]
+    pixels = sum(values, Counter())
+    every_value = {value for value in pixels if not is_void(value, pixels, named)}
+    print_notes(describe_255(pixels, named), {})
     if class_file is None and len(every_value) > MAX_CLASSES:
         raise DataError(
             f"'{labels}': the label images have {len(every_value)} different values, so these are not classes. "
@@ -157,7 +162,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     classes = {value: name for value, name in named.items() if name.lower() not in NO_CLASSES}
     if len(classes.keys() & every_value) < 2:
         raise DataError(
-            f"'{labels}': the label images have the values {', '.join(map(str, sorted(every_value)))}, of which "
+            f"'{labels}': the label images have the values {', '.join(map(str, sorted(pixels)))}, of which "
             f"fewer than two are classes{f' of {class_file}' if class_file else ''}. Name the classes by their values "
             'in classes.json beside them: {"0": "background", "255": "object"}.'
         )
@@ -165,7 +170,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     splits = find_split_folders(names)
     if splits is None:
         files = [pair.image for pair in pairs.values()]
-        splits = split_images(images, files, [of_image & classes.keys() for of_image in values], fraction)
+        splits = split_images(images, files, [of_image.keys() & classes.keys() for of_image in values], fraction)
     colored = f", colors={str(class_file.resolve())!r}" if colors else ""
     lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored}{colored})"]
     for name, positions in splits.items():

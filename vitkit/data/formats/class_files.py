@@ -3,6 +3,7 @@
 import re
 import reprlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,14 @@ from vitkit.io.image_files import MAX_PIXELS, ONE_CHANNEL_MODES, read_header, re
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_distinct, class_name, class_number
 from vitkit.io.text_files import read_lines
-from vitkit.ops.label_maps import colors_to_ids, replace_values
+from vitkit.ops.label_maps import colors_to_ids, count_values, replace_values
+from vitkit.structures import IGNORE_INDEX
 
 CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
 _COLORED_LINE = re.compile(r"(.+?):(-?\d{1,9}),(-?\d{1,9}),(-?\d{1,9})(:.*)?")
 _NO_VALUE = (1 << 16) - 1
+_GRAY_STEP = 32
+"""The least distance of gray levels that stand for classes in a drawing program; numbers of classes lie closer."""
 
 
 class ClassFile(NamedTuple):
@@ -99,6 +103,40 @@ def read_class_values(path: Path, colors: dict[int, int], *, max_pixels: int = M
             f"{len(colors)} in the class file. Add it there, or save the image without smoothing, as PNG."
         )
     return values
+
+
+def count_pixels(values: np.ndarray) -> Counter[int]:
+    """Return how many pixels of a label image have each value."""
+    return Counter(dict(zip(*(array.tolist() for array in count_values(values)))))
+
+
+def has_gray_levels(values: Iterable[int]) -> bool:
+    """Whether the values of all label images are gray levels as a drawing program writes them, such as 0, 128 and 255,
+    rather than numbers of classes."""
+    levels = sorted(values)
+    return levels[:1] == [0] and levels[-1:] == [IGNORE_INDEX] and min(np.diff(levels)) >= _GRAY_STEP
+
+
+def is_void(value: int, pixels: Mapping[int, int], names: Mapping[int, str]) -> bool:
+    """Whether a value of label images stands for no class: 255, unless the class file names it or all values are gray
+    levels (`has_gray_levels`).
+
+    Args:
+        pixels: the number of pixels of each value in all label images.
+        names: the names in the class file, empty without one.
+    """
+    return value == IGNORE_INDEX and value not in names and (bool(names) or not has_gray_levels(pixels))
+
+
+def describe_255(pixels: Mapping[int, int], names: Mapping[int, str]) -> list[str]:
+    """Describe what 255 stands for, if there is any and no class file names it; see `is_void`."""
+    if IGNORE_INDEX in names or not pixels.get(IGNORE_INDEX):
+        return []
+    share = f"{pixels[IGNORE_INDEX]} pixels ({pixels[IGNORE_INDEX] / sum(pixels.values()):.1%})"
+    if is_void(IGNORE_INDEX, pixels, names):
+        return [f"255 is no class, and left out: {share}. If it is one, name it in classes.json beside them"]
+    levels = ", ".join(map(str, sorted(pixels)))
+    return [f"255 is a class, as all values are gray levels ({levels}): {share}. Names in classes.json change that"]
 
 
 def find_class_file(folder: Path) -> Path | None:

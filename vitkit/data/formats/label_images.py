@@ -1,10 +1,13 @@
 """Folders of label images, one for each image, read as objects with masks.
 
 Instances in one label image: every value, or color, is an object, except 0 (black); values from 1000 on are CLASS
-* 1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
+* 1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object; 0 is the
+background where no file names the classes and the values are two, or gray levels.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +18,12 @@ import numpy as np
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.class_files import (
     ClassFile,
+    count_pixels,
+    describe_255,
     find_class_file,
+    has_gray_levels,
     has_one_channel,
+    is_void,
     parse_class_file,
     read_class_values,
 )
@@ -26,7 +33,6 @@ from vitkit.io.image_files import read_label_colors, read_label_map
 from vitkit.io.parsing import check_count
 from vitkit.io.segmentations import pixels_annotation
 from vitkit.ops.label_maps import colors_to_ids
-from vitkit.structures import IGNORE_INDEX
 
 CLASS_FACTOR = 1000
 _MAX_CLASSES = 1024
@@ -78,7 +84,7 @@ def read_instance_maps(annotations: Path, images: Path | None) -> AnnotatedImage
 
 
 def read_semantic_maps(annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
-    """Read label images of classes, with 255 for no class. See `read_instance_maps`.
+    """Read label images of classes; `is_void` says whether 255 is one. See `read_instance_maps`.
 
     Args:
         regions: make each connected region an object; otherwise each class of an image is one, which is faster.
@@ -97,6 +103,11 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
     data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
     data.categories.extend({"id": value, "name": name} for value, name in names.items())
     used: dict[str, str] = {}
+    without: set[int] = set()
+    if format == "semantic_maps":
+        pixels = _count_pixels(annotations, labels.names, colors)
+        without, notes = _values_without_objects(pixels, names)
+        data.notes += notes
     for label_name in labels.names:
         name = _image_of(label_name, files)
         if name is None:
@@ -109,10 +120,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
             )
         try:
             path = annotations / label_name
-            if colors and format == "semantic_maps":
-                values = read_class_values(path, colors)
-            else:
-                values = _read_values(path)
+            values = _read_values(path, colors if format == "semantic_maps" else {})
         except LossyImageError:
             raise
         except DataError as error:
@@ -125,7 +133,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
                 "photograph, or a label image of instances?"
             )
         image_id = data.add_image(name, width, height)
-        objects = _instances(values) if format == "instance_maps" else _regions(values, connected=regions)
+        objects = _instances(values) if format == "instance_maps" else _regions(values, without, connected=regions)
         for count, (value, indices) in enumerate(objects, start=1):
             check_count(count, f"labels '{path}'")
             if value not in names:
@@ -156,11 +164,34 @@ def _image_of(label_name: str, files: ImageFiles) -> str | None:
         name = name.rpartition("_")[0]
 
 
-def _read_values(path: Path) -> np.ndarray:
-    """Read a label image as (H, W) numbers; a colored one as R + 256 G + 65536 B."""
+def _read_values(path: Path, colors: dict[int, int]) -> np.ndarray:
+    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B."""
+    if colors:
+        return read_class_values(path, colors)
     if has_one_channel(path):
         return read_label_map(path)
     return colors_to_ids(read_label_colors(path))
+
+
+def _count_pixels(folder: Path, names: Iterable[str], colors: dict[int, int]) -> Counter[int]:
+    """Return how many pixels of all label images have each value."""
+    pixels: Counter[int] = Counter()
+    for name in names:
+        with suppress(DataError):  # named where it is read for its objects
+            pixels.update(count_pixels(_read_values(folder / name, colors)))
+        if len(pixels) > _MAX_CLASSES:  # which is an error of the image
+            break
+    return pixels
+
+
+def _values_without_objects(pixels: Mapping[int, int], names: Mapping[int, str]) -> tuple[set[int], list[str]]:
+    """Return the values whose regions are not objects, for no class or the background, and notes about them."""
+    without = {value for value in pixels if is_void(value, pixels, names)}
+    notes = describe_255(pixels, names)
+    if 0 in pixels and not names and (has_gray_levels(pixels) or len(pixels.keys() - without) == 2):
+        without.add(0)
+        notes.append(f"0 is the background, without objects: {pixels[0] / sum(pixels.values()):.1%} of the pixels")
+    return without, notes
 
 
 def _objects(numbers: np.ndarray) -> Iterator[_MapObject]:
@@ -186,10 +217,10 @@ def _instances(values: np.ndarray) -> Iterator[_MapObject]:
             yield _MapObject(value // CLASS_FACTOR, indices)
 
 
-def _regions(values: np.ndarray, *, connected: bool) -> Iterator[_MapObject]:
-    """Yield each connected region, or each class."""
+def _regions(values: np.ndarray, without: Set[int], *, connected: bool) -> Iterator[_MapObject]:
+    """Yield each connected region, or each class, but for the values in `without`."""
     for value in np.unique(values).tolist():
-        if value != IGNORE_INDEX:
+        if value not in without:
             regions = (values == value).astype(np.uint8)
             if connected:
                 _, regions = cv2.connectedComponents(regions, connectivity=8)
