@@ -101,6 +101,28 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "DFINE masks": (
+        dict(
+            neck=dict(
+                type="DFINEEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
+            ),
+            head=dict(
+                type="DFINEHead",
+                num_decoder_layers=2,
+                num_points=[3, 6, 3],
+                masks=dict(type="PyramidMasks", channels=32),
+                **LAYERS,
+            ),
+        ),
+        {"query0"},
+    ),
+    "DINO masks": (
+        dict(
+            neck=dict(type="PyramidProjection", out_channels=16, num_levels=4, num_groups=4),
+            head=dict(type="DINOHead", num_encoder_layers=1, num_decoder_layers=2, masks="BlockMasks", **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},

@@ -27,7 +27,7 @@ from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
-from vitkit.ops.masks import boxes_around_masks, mask_logits
+from vitkit.ops.masks import boxes_around_masks, masks_of_queries
 from vitkit.protocols.model import Model, child
 from vitkit.structures import AttentionLayers, ScoreThresholds
 
@@ -180,8 +180,8 @@ class QueryPredictions(NamedTuple):
         scores, labels = view.class_scores().max(dim=-1)
         size = view.image.shape[:2]
         masks = None
-        if "pred_masks" in view.outputs:
-            masks = view.crop(view.outputs["pred_masks"][0]) > 0
+        if "pred_masks" in view.outputs or "mask_embed" in view.outputs:
+            masks = view.crop(masks_of_queries(view.outputs, 0)) > 0
         if "pred_boxes" in view.outputs:
             boxes_xyxy = scale_boxes(cxcywh_to_xyxy(view.outputs["pred_boxes"][:1].float().cpu()), [size])[0]
         else:
@@ -275,7 +275,7 @@ class ImageAttention:
                 box_xyxy = cxcywh_to_xyxy(layer["pred_boxes"][:1, query : query + 1].float().cpu())
                 box = scale_boxes(box_xyxy, [self.image.shape[:2]])[0, 0]
             if "mask_embed" in layer:
-                mask = self.view.crop(mask_logits(layer["mask_embed"][0, [query]], layer["mask_features"][0])[0]) > 0
+                mask = self.view.crop(masks_of_queries(layer, 0, torch.tensor([query]))[0]) > 0
             predictions.append((f"{self.classes[label]} {score:.2f}", box, mask))
         return predictions
 

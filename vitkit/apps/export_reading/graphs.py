@@ -14,6 +14,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.base import statistics_owner
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
+from vitkit.ops.masks import mask_logits
 from vitkit.protocols.model import Model, OffersExportGraph
 
 Axes = Mapping[str, tuple[str | None, ...]]
@@ -80,6 +81,8 @@ class ImageGraph(ExportGraph):
             pixels = normalize_images(images, padding_mask, **statistics).to(self.dtype)
         masks = () if padding_mask is None else (padding_mask,)
         outputs = self.model(pixels, *masks)
+        if "pred_masks" not in outputs and "mask_embed" in outputs:
+            outputs["pred_masks"] = mask_logits(outputs["mask_embed"], outputs["mask_features"])
         outputs = {name: outputs[name].float() for name in self.outputs if name in outputs}
         return outputs | self.finish(outputs, dict(images=images, image_sizes=image_sizes))
 

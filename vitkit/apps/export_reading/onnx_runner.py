@@ -103,7 +103,9 @@ class Runner:
         def mask_of(query):
             mask = outputs["pred_masks"][query]
             parts = [divmod(n * side, total) for n, side, total in zip(inside, mask.shape, padded)]
-            if settings["masks"] == "resized once" and not any(rest for _, rest in parts):
+            if settings["masks"] == "cut to boxes":
+                mask = sigmoid(mask) - 0.5
+            if settings["masks"] in ("resized once", "cut to boxes") and not any(rest for _, rest in parts):
                 return resize_bilinear(mask[: parts[0][0], : parts[1][0]], original)
             mask = resize_bilinear(mask, padded)[: inside[0], : inside[1]]
             return (resize_nearest if settings["masks"] == "nearest" else resize_bilinear)(mask, original)
@@ -111,7 +113,7 @@ class Runner:
         if "semantic" in outputs:
             result["semantic"] = resize_nearest(outputs["semantic"][: inside[0], : inside[1]], original)
         if "scores" in outputs:
-            result |= self.objects(outputs, mask_of, settings)
+            result |= self.objects(outputs, mask_of, settings, original)
         if "panoptic" in settings["tasks"]:
             probabilities = softmax(outputs["pred_logits"])
             scores, labels = probabilities.max(-1), probabilities.argmax(-1)
@@ -128,7 +130,7 @@ class Runner:
     def name_classes(self, labels, scores):
         return {"labels": labels, "names": [self.info["classes"][label] for label in labels], "scores": scores}
 
-    def objects(self, outputs, mask_of, settings):
+    def objects(self, outputs, mask_of, settings, original):
         """Return the objects that reach their threshold, the highest score first."""
         scores, labels = outputs["scores"].copy(), outputs["labels"]
         thresholds = self.info["thresholds"]
@@ -142,6 +144,9 @@ class Runner:
             for i in np.flatnonzero(keep):
                 mask = mask_of(outputs["queries"][i])
                 masks[i] = mask > 0
+                if settings["masks"] == "cut to boxes":
+                    (left, top, right, bottom), (y, x) = outputs["boxes_xyxy"][i], np.indices(original, sparse=True)
+                    masks[i] &= (y >= top) & (y < bottom) & (x >= left) & (x < right)
                 if settings["masks"] == "bilinear":
                     scores[i] *= (sigmoid(mask) * masks[i]).sum() / (masks[i].sum() + 1e-6)
         chosen = [i for i in np.argsort(-scores, kind="stable") if keep[i] and scores[i] >= lowest[i]]
