@@ -343,6 +343,48 @@ def test_csv_columns_are_recognized(tmp_path, text):
     assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]
 
 
+@pytest.mark.parametrize("form", ['"[6.0, 8, 24, 10.0]"', "6 8 24 10", '"(6, 8, 24, 10)"', "[ 6.  8. 24. 10.]"])
+def test_a_column_that_holds_the_whole_box_is_read(tmp_path, form):
+    draw_images(tmp_path / "train", "0.png", "1.png")
+    text = f"image_id,width,height,bbox,source\n0,40,20,{form},farm\n1,40,20,[],farm\n"
+    data = read_annotations(write(tmp_path / "train.csv", text), tmp_path / "train")
+    assert boxes(data) == [("0.png", "object", [6, 8, 24, 10])] and len(data.images) == 2
+    assert "the column 'bbox' is read as [x, y, width, height]" in data.notes
+    data = read_annotations(write(tmp_path / "train.csv", text.replace("source", "label")), tmp_path / "train")
+    assert boxes(data) == [("0.png", "farm", [6, 8, 24, 10])]
+    corners = write(
+        tmp_path / "train.csv", 'file,label,bbox\n0.png,cat,"[6, 8, 35, 18]"\n1.png,cat,"[20, 8, 35, 18]"\n'
+    )
+    with pytest.raises(DataError, match="by which 2 of 2 boxes reach out of their images. If they are corners"):
+        read_annotations(corners, tmp_path / "train")
+    with pytest.raises(DataError, match="train.csv line 2: the box is '6,8,24'; expected four numbers"):
+        read_annotations(write(corners, 'file,label,bbox\n0.png,cat,"[6, 8, 24]"\n'), tmp_path / "train")
+
+
+def test_tables_in_the_folders_of_splits_are_read(tmp_path):
+    for folder, names in (("train", ("a.jpg", "b.jpg")), ("valid", ("a.jpg",)), ("test", ("c.jpg",))):
+        draw_images(tmp_path / folder, *names)
+        rows = "".join(f"{name},40,20,mug,6,{len(folder)},30,16\n" for name in names)
+        write(tmp_path / folder / "_annotations.csv", f"filename,width,height,class,xmin,ymin,xmax,ymax\n{rows}")
+    data = read_annotations(tmp_path)
+    assert data.format == "csv" and {name: len(ids) for name, ids in data.splits.items()} == {
+        "train": 2,
+        "val": 1,
+        "test": 1,
+    }
+    assert sorted(boxes(data)) == [
+        ("test/c.jpg", "mug", [6, 4, 24, 12]),
+        ("train/a.jpg", "mug", [6, 5, 24, 11]),
+        ("train/b.jpg", "mug", [6, 5, 24, 11]),
+        ("valid/a.jpg", "mug", [6, 5, 24, 11]),
+    ]
+    (tmp_path / "test").rename(tmp_path / "more")
+    with pytest.raises(
+        DataError, match=r"3 files \*.csv in its folders \(more/_annotations.csv, .*or one in each of the"
+    ):
+        read_annotations(tmp_path)
+
+
 def test_ambiguous_csv_columns_are_an_error(tmp_path):
     draw_images(tmp_path, "a.jpg")
     path = write(tmp_path / "b.csv", "file,class,xmin,ymin,xmax,ymax,x,y,w,h\na,cat,1,1,2,2,1,1,1,1\n")

@@ -7,13 +7,14 @@ width and height, as TensorFlow writes them, are the size that it was annotated 
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
-from vitkit.io.folders import ImageFiles, split_of
+from vitkit.io.folders import ImageFiles, data_files, split_of
 from vitkit.io.parsing import coordinate
 from vitkit.io.segmentations import is_side
 
@@ -27,42 +28,100 @@ _CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x0", "y0", "x1", "y1"), ("x1", "
 _SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"),
           ("xmin", "ymin", "w", "h"))  # fmt: skip
 _CENTERS = (("cx", "cy", "w", "h"), ("x_center", "y_center", "width", "height"), ("xc", "yc", "w", "h"))
+_LISTS = (("bbox",), ("box",), ("bounding_box",))
+"""Columns that hold the whole box, "[x, y, width, height]", as in Kaggle's tables."""
 _IMAGE_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"),
                 ("imagewidth", "imageheight"), ("imgwidth", "imgheight"))  # fmt: skip
 _NO_HEADER = ("file", "xmin", "ymin", "xmax", "ymax", "class")
 
 
 def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
-    """Read a table of boxes.
+    """Read a table of boxes, or one in the folder of each split.
 
     Args:
-        annotations: the file, or a folder with one CSV file.
-        images: folder of the images; None: the folder of the file.
+        annotations: the file, a folder with one CSV file, or one with a folder for each split, such as train, that has
+            one, as Roboflow writes _annotations.csv.
+        images: folder of the images; None: the folder of the file, or of the splits.
     Raises:
         DataError: columns are missing or ambiguous, or a line is invalid.
     """
-    path = single_file(annotations, "*.csv")
-    columns, rows = _read_rows(path)
-    if SHAPES in columns:
-        return read_via_rows(rows, annotations, images or path.parent)
-    boxes, order = _box_columns(columns, path)
-    file_column, class_column = _column(columns, _FILE, "the file", path), _column(columns, _CLASS, "the class", path)
-    split_column = next((name for name in _SPLIT if name in columns), None)
-    files = ImageFiles(images or path.parent)
+    tables = _find_tables(annotations)
+    if len(tables) == 1 and SHAPES in tables[0].columns:
+        return read_via_rows(tables[0].rows, annotations, images or tables[0].path.parent)
+    files = ImageFiles(images or (annotations if annotations.is_dir() else annotations.parent))
     data = AnnotatedImages("csv", annotations, files.folder)
-    parsed = [(number, row, _box(row, boxes, f"{path.name} line {number}")) for number, row in rows]
+    # Each once, in order.
+    files.expect({table.names_of(row): None for table in tables for _, row in table.rows})
+    by_name: dict[str, dict | None] = {}
+    for table in tables:
+        _add_table(data, files, table, by_name)
+    for name in files.names:
+        if name not in by_name:
+            data.leave_out("images that are in no line", name)
+    if not data.images:
+        raise DataError(f"'{tables[0].path}': none of its images is below '{files.folder}'. Give the images' folder.")
+    data.sort_classes()
+    return data
+
+
+class _Table(NamedTuple):
+    """A CSV file."""
+
+    path: Path
+    columns: list[str]
+    rows: list[tuple[int, dict[str, str]]]
+    """The lines with their numbers."""
+    inside: str = ""
+    """The folder of a split that the file is in, with a slash; "" if the file is the only one."""
+
+    @property
+    def split(self) -> str | None:
+        return split_of(PurePosixPath(self.inside).name)
+
+    def names_of(self, row: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names that the image of a line may have."""
+        listed = row[_column(self.columns, _FILE, "the file", self.path)].strip()
+        return (f"{self.inside}{listed}", listed) if self.inside else (listed,)
+
+
+def _find_tables(annotations: Path) -> list[_Table]:
+    """Read the file, the only one of the folder, or those in folders of splits."""
+    if annotations.is_dir() and not any(annotations.glob("*.csv")):
+        paths = [path for path in data_files(annotations) if path.suffix.lower() == ".csv"]
+        inside = {path: path.parent.relative_to(annotations).as_posix() for path in paths}
+        if paths and len({*inside.values()}) == len(paths) and all(split_of(path.parent.name) for path in paths):
+            return [_Table(path, *_read_rows(path), inside=f"{folder}/") for path, folder in inside.items()]
+        if paths:
+            names = ", ".join(str(path.relative_to(annotations)) for path in paths[:3])
+            raise DataError(
+                f"annotations: '{annotations}' has {len(paths)} files *.csv in its folders ({names}); expected one, "
+                "or one in each of the folders train, val and test. Name it."
+            )
+    path = single_file(annotations, "*.csv")
+    return [_Table(path, *_read_rows(path))]
+
+
+def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name: dict[str, dict | None]) -> None:
+    """Add the images and boxes of a file; `by_name` has the entries of images, None for those that cannot be read."""
+    path, columns, num_before = table.path, table.columns, len(data.annotations)
+    boxes, order = _box_columns(columns, path)
+    class_column = None
+    if len(boxes) > 1 or {*_CLASS} & {*columns}:
+        class_column = _column(columns, _CLASS, "the class", path)
+    else:  # Kaggle's tables of a single class
+        data.notes.append(f"no column of {path.name} is the class: all objects are called 'object'")
+    split_column = next((name for name in _SPLIT if name in columns), None)
+    parsed = [(number, row, _box(row, boxes, f"{path.name} line {number}")) for number, row in table.rows]
     fractions = _are_fractions([(number, box) for number, _, box in parsed if box], path)
     if fractions:
         data.notes.append("no number is above 1, apart from rounding: the boxes are fractions of their image")
     size_columns = next((names for names in _IMAGE_SIZES if {*names} <= {*columns} - {*boxes}), None)
-    files.expect([name] for name in {row[file_column].strip(): None for _, row, _ in parsed})  # each once, in order
-    by_name: dict[str, dict | None] = {}
     listed_sizes: dict[str, tuple[int, int]] = {}
     for number, row, box in parsed:
-        listed, label = row[file_column].strip(), row[class_column]
-        name = files.find(listed)
+        listed = table.names_of(row)
+        name = files.find(*listed, split=table.split)
         if name is None:
-            data.leave_out("lines without an image", f"line {number} ({listed})")
+            data.leave_out("lines without an image", f"line {number} ({listed[0]})")
             continue
         if name not in by_name:
             by_name[name] = add_image_file(data, files, name)
@@ -72,15 +131,16 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         if size := _size(row, size_columns, f"{path.name} line {number}"):
             if listed_sizes.setdefault(name, size) != size:
                 raise DataError(
-                    f"{path.name} line {number}: {listed!r} is {size[0]}x{size[1]} pixels here and "
+                    f"{path.name} line {number}: {listed[-1]!r} is {size[0]}x{size[1]} pixels here and "
                     f"{'x'.join(map(str, listed_sizes[name]))} in an earlier line. Correct one."
                 )
             image["width"], image["height"] = size
-        split = split_of(row[split_column]) if split_column else None
+        split = (split_of(row[split_column]) if split_column else None) or table.split
         if split:
             data.add_to_split(image["id"], split)
         if box is None:
             continue
+        label = row[class_column] if class_column else "object"
         label = data.strip_name(label, f"{path.name} line {number}: the class")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
         box = [min(value, 1.0) for value in box] if fractions else box
@@ -89,13 +149,21 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         if min(xywh[2:]) < 0:
             raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Swap its ends.")
         data.add_object(image["id"], label, xywh, iscrowd=int(row.get(_GROUP, "").strip() in ("1", "true", "True")))
-    for name in files.names:
-        if name not in by_name:
-            data.leave_out("images that are in no line", name)
-    if not data.images:
-        raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
-    data.sort_classes()
-    return data
+    if len(boxes) == 1:
+        data.notes.append(f"the column {boxes[0]!r} is read as [x, y, width, height]")
+        _check_sizes(data, num_before, f"{path.name}: the column {boxes[0]!r}")
+
+
+def _check_sizes(data: AnnotatedImages, start: int, context: str) -> None:
+    """Raise DataError if what was read as the sizes of the boxes from `start` on seems to be their second corners."""
+    sides = {image["id"]: (image["width"], image["height"]) for image in data.images}
+    boxes = [(*annotation["bbox"], *sides[annotation["image_id"]]) for annotation in data.annotations[start:]]
+    beyond = sum(x + width > right + 1 or y + height > bottom + 1 for x, y, width, height, right, bottom in boxes)
+    if 10 * beyond > len(boxes) and all(width > x and height > y for x, y, width, height, *_ in boxes):
+        raise DataError(
+            f"{context} holds lists, read as [x, y, width, height], by which {beyond} of {len(boxes)} boxes reach out "
+            "of their images. If they are corners, write them into columns xmin, ymin, xmax, ymax."
+        )
 
 
 def has_box_columns(path: Path) -> bool:
@@ -159,6 +227,8 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
 def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str]:
     """Return the columns of the box and their order: "xyxy", "xywh" or "cxcywh"."""
     options = [("xyxy", _CORNERS), ("xywh", _SIZES), ("cxcywh", _CENTERS)]
+    if not any({*names} <= {*columns} for _, groups in options for names in groups):
+        options = [("xywh", _LISTS)]
     matches = [(names, order) for order, groups in options for names in groups if set(names) <= set(columns)]
     if len({order for _, order in matches}) > 1:
         texts = " or ".join(f"{','.join(names)} ({order})" for names, order in matches[:2])
@@ -166,7 +236,7 @@ def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str
     if not matches:
         raise DataError(
             f"{path.name}: no columns of a box among {', '.join(columns)!r:.300}; expected xmin,ymin,xmax,ymax, "
-            "or x,y,w,h, or cx,cy,w,h. Rename them."
+            "or x,y,w,h, or cx,cy,w,h, or bbox with lists [x, y, w, h]. Rename them."
         )
     return matches[0]
 
@@ -183,9 +253,11 @@ def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path)
 def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[float] | None:
     """Return the four numbers of a line, or None if all of them are empty."""
     texts = [row[name].strip() for name in columns]
+    if len(texts) == 1:
+        texts = texts[0].strip("[]() ").replace(",", " ").replace(";", " ").split()
     if not any(texts):
         return None
-    if not all(map(_is_number, texts)):
+    if len(texts) != 4 or not all(map(_is_number, texts)):
         raise DataError(f"{context}: the box is {','.join(texts)!r:.200}; expected four numbers. Correct it.")
     return [coordinate(text, f"{context}: a number of the box") for text in texts]
 
