@@ -40,7 +40,7 @@ classes = dataset.classes
 image, target = dataset.load_image(4), dataset[4]["target"]
 panels = [
     image.repeat(5, axis=0).repeat(5, axis=1),
-    draw_semantic(image, dataset.load_semantic(4), classes),
+    draw_semantic(image, dataset.load_semantic(4), classes, opacity=1.0),
     draw_panoptic(image, *dataset.load_panoptic(4), classes),
 ]
 save_grid(panels, ["image", "semantic", "panoptic"], out / "truth.png", per_line=3)
@@ -119,8 +119,10 @@ for name, prediction in cases.items():
 # ## Training both
 #
 # Both models have the same backbone and pixel decoder, and are trained on the same eight images, including the one
-# above. The per-pixel model applies a 1x1 convolution to the pixel decoder's map. Mask2Former uses queries, whose masks
-# are dot products of the query embedding and the map, $m_j(x) = \sigma(e_j^\top f(x))$.
+# above. In the figures, what is predicted stands beside the truth in the same colors: of several objects of one class
+# the leftmost has the class's color, in the panoptic maps, and the others have other shades of it. The per-pixel
+# model applies a 1x1 convolution to the pixel decoder's map. Mask2Former uses queries, whose masks are dot products
+# of the query embedding and the map, $m_j(x) = \sigma(e_j^\top f(x))$.
 
 # %%
 FEW = dict(WORLD, num_images=8)

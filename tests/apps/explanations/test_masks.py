@@ -105,8 +105,9 @@ def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
     paths = [
         draw_queries(view, ["a", "b"], [0, 1, 2], tmp_path / "masks.png"),
         draw_loss_points(view, criterion, [0, 1], tmp_path / "points.png"),
-        draw_merging(view, Panoptic(), ["a", "b"], tmp_path / "panoptic.png"),
+        tmp_path / "panoptic.png",
     ]
+    notes = draw_merging(view, Panoptic(), ["a", "b"], paths[-1])
     pixels = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
     assert all(image.std() > 20 for image in pixels)
     count = [int((image == (214, 39, 40)).all(-1).sum()) for image in pixels]
@@ -117,3 +118,9 @@ def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
     draw_merging(view, Panoptic(), ["a", "b"], tmp_path / "panoptic.png")
     for _, (_, assigned, _) in drawn[1:]:
         assert assigned.title.startswith(f"gets {int(assigned.weights.sum())} pixels")
+    dropped = [(name, parts[0]) for name, parts in drawn[1:] if "dropped (below 80%)" in parts[1].title]
+    dashed = drawn[0][1][1].dashed
+    assert len(notes) == len(dropped) == len(dashed) == 1
+    assert np.array_equal(dashed[0], dropped[0][1].weights.numpy() >= 0.5)
+    rule = "the overlap threshold of 80% drops it, as it gets 1 pixel, 33% of its mask's 3"
+    assert notes == [f"{dropped[0][0]}: {rule}"]

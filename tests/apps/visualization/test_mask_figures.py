@@ -4,7 +4,7 @@ from PIL import Image
 
 from vitkit.apps.visualization.canvas import choose_class_color, class_color
 from vitkit.apps.visualization.masks import draw_masks, draw_panoptic, draw_semantic
-from vitkit.apps.visualization.predictions import save_pairs
+from vitkit.apps.visualization.predictions import draw_truth, save_pairs
 from vitkit.data.synthetic.shapes import ShapesSegmentation
 
 NAMES = ["cat", "dog", "sky"]
@@ -84,6 +84,22 @@ def test_segments_of_one_class_have_different_shades():
     # The semantic map of the same classes has one color for all seven.
     semantic = draw_semantic(BLACK, torch.where(ids == 0, 255, torch.where(ids == 8, 1, 0)), NAMES)
     assert {tuple(semantic[350, 50 * k + 10].tolist()) for k in range(7)} == {on_black(0)}
+
+
+def test_shades_do_not_depend_on_the_order_of_segments():
+    ids = torch.zeros(400, 500, dtype=torch.int32)
+    ids[:, :200], ids[100:300, 200:] = 1, 2
+    segments = [dict(id=1, label=0), dict(id=2, label=0)]
+    assert np.array_equal(draw_panoptic(BLACK, ids, segments, NAMES), draw_panoptic(BLACK, ids, segments[::-1], NAMES))
+    target = dict(labels=torch.tensor([0, 0]), masks=torch.stack([ids == 2, ids == 1]))
+    assert np.array_equal(draw_truth(BLACK, target, NAMES, "panoptic"), draw_panoptic(BLACK, ids, segments, NAMES))
+
+
+def test_an_opaque_semantic_map_has_the_colors_of_the_classes():
+    ids = torch.ones(400, 500, dtype=torch.int64)
+    noise = np.random.default_rng(0).integers(0, 255, (400, 500, 3), dtype=np.uint8)
+    drawn = draw_semantic(noise, ids, NAMES, opacity=1.0)
+    assert tuple(drawn[50, 50]) == class_color(1) and tuple(drawn[350, 450]) == class_color(1)
 
 
 def test_sheets_show_predictions_beside_the_truth(tmp_path):

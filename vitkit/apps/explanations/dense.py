@@ -141,7 +141,7 @@ def explain_masks(
     else:
         result.notes.append("no figure of the loss's points: the config has no criterion that compares masks at points")
     if "panoptic" in model.tasks:
-        draw_merging(view, model, predictor.classes, result.file("panoptic.png"))
+        result.notes += draw_merging(view, model, predictor.classes, result.file("panoptic.png"))
     else:
         result.notes.append(f"no figure of a panoptic map: the model's tasks are {', '.join(model.tasks)}")
 

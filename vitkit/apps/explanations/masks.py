@@ -13,6 +13,7 @@ from vitkit.apps.visualization.masks import draw_panoptic
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.mask_results import MaskResults
 from vitkit.ops.mask_postprocess import Geometry, PanopticRules, assign_pixels, geometry_of, panoptic, query_chunks
+from vitkit.text_format import pluralize
 
 RULES = (
     ("void: in no query's mask", (90, 90, 90)),
@@ -85,11 +86,14 @@ def merging_rules(probabilities: Tensor, masks: Tensor, geometry: Geometry, rule
     return torch.where(stays & mine, torch.where(covering > 1, 5, 6), void)
 
 
-def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: Path) -> Path:
+def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: Path) -> list[str]:
     """Save a PNG of how masks merge into the panoptic map, and which rule decided each pixel.
 
     It has a row for each query above the object threshold: its mask, the pixels that it was assigned, and those of its
-    mask that went to another query.
+    mask that went to another query. Segments that the overlap threshold drops are dashed.
+
+    Returns:
+        for each of these what it kept.
     """
     outputs = view.outputs
     geometry = geometry_of(outputs, 0, view.image.shape[:2])
@@ -102,9 +106,9 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
     drawn = drawn[: round(drawn.shape[1] * view.image.shape[0] / view.image.shape[1])]  # without the legend
     colors = np.array([color for _, color in RULES], np.uint8)[decided.numpy()]
     fractions = [f"{name} {float((decided == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
-    rows = [
-        ("", [Panel("image"), Panel("panoptic map", image=drawn), Panel("what became of each pixel", image=colors)])
-    ]
+    rows: list[tuple[str, list[Panel]]] = []
+    dropped: list[np.ndarray] = []
+    notes: list[str] = []
     is_kept = assigned.is_kept(rules)
     stuff: dict[int, int] = {}  # class -> the first query whose mask is kept, which the others join
     for i, query in enumerate(assigned.queries.tolist()):
@@ -112,10 +116,15 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
         inside, mine = mask >= 0.5, assigned.owner == i
         drawn_as = mine & inside if rules.cut_masks else mine
         label, verdict = int(assigned.labels[i]), f"dropped (below {rules.overlap_threshold:.0%})"
-        if is_kept[i]:
+        name = f"query {query}: {classes[label]} {assigned.scores[i]:.2f}"
+        if not is_kept[i]:
+            dropped.append(inside.numpy())
+            owned, area = int(assigned.owned[i]), int(assigned.areas[i])
+            share = f"gets {pluralize(owned, 'pixels')}, {owned / max(area, 1):.0%} of its mask's {area}"
+            notes.append(f"{name}: the overlap threshold of {rules.overlap_threshold:.0%} drops it, as it {share}")
+        else:
             first = query if model.things[label] else stuff.setdefault(label, query)
             verdict = "kept" if first == query else f"kept, joins query {first}"
-        name = f"query {query}: {classes[label]} {assigned.scores[i]:.2f}"
         lost = inside & ~mine
         panels = [
             Panel(f"its mask, {assigned.areas[i]} pixels", mask, largest=1.0),
@@ -123,8 +132,12 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
             Panel(f"lost to others: {lost.sum()}", lost.float(), largest=1.0),
         ]
         rows.append((name, panels))
+    maps = Panel("panoptic map", image=drawn, dashed=dropped), Panel("what became of each pixel", image=colors)
+    title = "How masks merge into the panoptic map"
+    if dropped:
+        title += f"; dashed: {len(dropped)} that kept less than {rules.overlap_threshold:.0%} of their mask are dropped"
     draw_rows(
-        view.image, rows, path, panel=2.4, title="How masks merge into the panoptic map",
+        view.image, [("", [Panel("image"), *maps]), *rows], path, panel=2.4, title=title,
         legend=[(text, color) for text, (_, color) in zip(fractions, RULES)],
     )  # fmt: skip
-    return path
+    return notes

@@ -37,6 +37,8 @@ class Panel(NamedTuple):
     boxes_xyxy: Sequence[Sequence[float]] = ()
     outline: np.ndarray | None = None
     """(H', W') bool mask over the image, at any resolution, whose outline is drawn."""
+    dashed: Sequence[np.ndarray] = ()
+    """Masks like `outline`, whose outlines are dashed."""
     arrows: Sequence[tuple[tuple[float, float], tuple[float, float], float]] = ()
     """For each arrow its start, its end, and its strength in 0..1."""
     dots: Tensor | None = None
@@ -103,11 +105,14 @@ def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
         if part.weights is not None:
             image = overlay_attention(canvas, part.weights, covered=part.covered, largest=part.largest)
     axis.imshow(image, extent=(0, width, height, 0), interpolation="nearest")
-    if part.outline is not None and part.outline.any() and not part.outline.all():
-        # Padding moves the contour half a pixel outwards, to the edge of the mask's pixels.
-        padded = np.pad(part.outline.astype(float), 1)
-        ys, xs = ((np.arange(n) - 0.5) / (n - 2) * side for n, side in zip(padded.shape, (height, width)))
-        axis.contour(xs, ys, padded, levels=[0.5], colors="#00ff9c", linewidths=1.0)
+    outlines = [] if part.outline is None else [(part.outline, dict(colors="#00ff9c", linewidths=1.0))]
+    outlines += [(mask, dict(colors="white", linewidths=1.5, linestyles="--")) for mask in part.dashed]
+    for mask, style in outlines:
+        if mask.any() and not mask.all():
+            # Padding moves the contour half a pixel outwards, to the edge of the mask's pixels.
+            padded = np.pad(mask.astype(float), 1)
+            ys, xs = ((np.arange(n) - 0.5) / (n - 2) * side for n, side in zip(padded.shape, (height, width)))
+            axis.contour(xs, ys, padded, levels=[0.5], **style)
     for x0, y0, x1, y1 in part.boxes_xyxy:
         corner, sides = (x0 * scale, y0 * scale), ((x1 - x0) * scale, (y1 - y0) * scale)
         axis.add_patch(Rectangle(corner, *sides, fill=False, color="#00ff9c", linewidth=1.2))

@@ -39,6 +39,7 @@ def draw_masks(
     *,
     min_side: int = 320,
     shades: bool = False,
+    opacity: float = _OPACITY,
 ) -> np.ndarray:
     """Color masks on a copy of the image, write their names on them, and add a legend of the classes below.
 
@@ -48,7 +49,9 @@ def draw_masks(
         labels: (N,) indices into `class_names`.
         scores: (N,) in 0..1, written after the names.
         min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
-        shades: draw the masks of one class in different shades of its color, to tell them from each other.
+        shades: draw the masks of one class in different shades of its color, to tell them from each other: in the order
+            of their centers, from left to right, so that right predictions have the shades of the ground truth.
+        opacity: that of the masks, in 0..1.
     Returns:
         (H', W', 3) uint8 RGB, with the legend below the image.
     """
@@ -65,12 +68,15 @@ def draw_masks(
     for k in order:
         mask, (x, y) = regions[k]
         np.copyto(top[y : y + mask.shape[0], x : x + mask.shape[1]], k + 1, where=mask.view(bool), casting="unsafe")
-    mask_colors = [
-        _shade(choose_class_color(label, class_names), labels[:k].count(label) if shades else 0)
-        for k, label in enumerate(labels)
-    ]
+    mask_colors = [choose_class_color(label, class_names) for label in labels]
+    if shades:
+        by_center = sorted(range(len(labels)), key=lambda k: _center(masks[k]))
+        mask_colors = [
+            _shade(color, [j for j in by_center if labels[j] == label].index(k))
+            for k, (color, label) in enumerate(zip(mask_colors, labels))
+        ]
     colors = np.array([(0, 0, 0), *mask_colors], np.uint8).take(top, axis=0)
-    cv2.copyTo(cv2.addWeighted(colors, _OPACITY, drawn, 1 - _OPACITY, 0), (top > 0).view(np.uint8), drawn)
+    cv2.copyTo(cv2.addWeighted(colors, opacity, drawn, 1 - opacity, 0), (top > 0).view(np.uint8), drawn)
     thickness = max(1, round(min(size) / 300))
     for k in order:
         # The masks' edges show where objects of one class touch.
@@ -90,6 +96,12 @@ def _shade(color: tuple[int, int, int], number: int) -> tuple[int, int, int]:
     return red, green, blue
 
 
+def _center(mask: np.ndarray) -> tuple[float, float]:
+    """Return the (x, y) of a mask's center of mass; that of an empty mask is (0, 0)."""
+    moments = cv2.moments(mask, binaryImage=True)
+    return moments["m10"] / max(moments["m00"], 1), moments["m01"] / max(moments["m00"], 1)
+
+
 def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
     """Resize a mask to (width, height); return its crop to the bounding box of its pixels, and the crop's (x, y)."""
     if mask.shape != size[::-1]:
@@ -98,17 +110,20 @@ def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[
     return mask[y : y + height, x : x + width], (x, y)
 
 
-def draw_semantic(image: np.ndarray | Tensor, semantic: np.ndarray | Tensor, class_names: Sequence[str]) -> np.ndarray:
+def draw_semantic(
+    image: np.ndarray | Tensor, semantic: np.ndarray | Tensor, class_names: Sequence[str], *, opacity: float = _OPACITY
+) -> np.ndarray:
     """Color every pixel by its class; see `draw_masks`.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
         semantic: (H, W) indices into `class_names`; other values, such as 255, stay uncolored.
+        opacity: that of the colors, in 0..1; 1 shows a region of several objects as one.
     """
     semantic = torch.as_tensor(semantic).cpu().numpy()
     labels, _ = count_values(semantic)
     labels = labels[(labels >= 0) & (labels < len(class_names))]
-    return draw_masks(image, semantic[None] == labels[:, None, None], labels, class_names)
+    return draw_masks(image, semantic[None] == labels[:, None, None], labels, class_names, opacity=opacity)
 
 
 def draw_panoptic(

@@ -20,6 +20,8 @@ from vitkit.structures import ScoreThresholds
 _COLUMNS = 4
 _MORE_THAN_TRUE = 5
 """How many more predicted than true objects of an image may be drawn."""
+_SEMANTIC_OPACITY = 0.8
+"""The opacity of semantic maps beside each other, in which two objects of one class are one region."""
 _FRAMES = 4  # frames that are drawn of a video
 FIELDS = {
     "panoptic": "panoptic",
@@ -64,15 +66,17 @@ def draw_prediction(
     return draw(image, objects, labels, class_names, scores)
 
 
-def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequence[str]) -> np.ndarray:
-    """Draw a target's masks, which cover the image at any resolution, or its boxes if it has no masks."""
+def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequence[str], field: str) -> np.ndarray:
+    """Draw a target's masks, which cover the image at any resolution, as the field of a prediction is drawn beside it,
+    or its boxes if it has no masks."""
     size = to_pil(image).size
     if "masks" not in target:
         return draw_detections(image, target_boxes_xyxy(target, size), target["labels"], class_names)
     masks = np.zeros((len(target["masks"]), *size[::-1]), bool)
     for resized, mask in zip(masks, target["masks"].cpu().numpy()):
         resized[:] = cv2.resize(mask.view(np.uint8), size, interpolation=cv2.INTER_NEAREST_EXACT)
-    return draw_masks(image, masks, target["labels"], class_names)
+    opacity = {"opacity": _SEMANTIC_OPACITY} if field == "semantic" else {}
+    return draw_masks(image, masks, target["labels"], class_names, shades=field == "panoptic", **opacity)
 
 
 def draw_predictions(
@@ -136,8 +140,11 @@ def save_pairs(
         title = "prediction"
         if field in ("masks", "boxes_xyxy"):
             prediction, title = _best_objects(prediction, field, len(target["labels"]), thresholds or ScoreThresholds())
-        images += [draw_prediction(image, prediction, class_names, field, thresholds=thresholds)]
-        images += [draw_truth(image, target, class_names)]
+        if field == "semantic":
+            images += [draw_semantic(image, prediction[field], class_names, opacity=_SEMANTIC_OPACITY)]
+        else:
+            images += [draw_prediction(image, prediction, class_names, field, thresholds=thresholds)]
+        images += [draw_truth(image, target, class_names, field)]
         titles += [title, "ground truth"]
     save_grid(images, titles, path, per_line=_COLUMNS)
 
