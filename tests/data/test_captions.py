@@ -8,6 +8,7 @@ import torch
 
 from vitkit.data.datasets.captions import CocoCaptions, caption_words
 from vitkit.data.datasets.image_features import write_features
+from vitkit.data.formats import read_annotations
 from vitkit.data.loading.settings import DataSettings
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS
@@ -256,3 +257,34 @@ def test_features_that_do_not_fit_on_the_disk_are_an_error(folder):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not (folder / "maps.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("captions.txt", ["image,caption", 'b.png,"A red, small dog ."', "b.png,Dogs .", "a.png,A cat .",
+                          "b.png,One dog ."]),
+        ("results.csv", ["image_name| comment_number| comment", "b.png| 0| A red, small dog .", "b.png| 1| Dogs .",
+                         "a.png| 0| A cat .", "b.png| 2| One dog ."]),
+        ("Flickr8k.token.txt", ["b.png#0\tA red, small dog .", "b.png#1\tDogs .", "a.png#0\tA cat .",
+                                "b.png#2\tOne dog ."]),
+    ],
+)  # fmt: skip
+def test_captions_as_text_are_read(tmp_path, name, lines):
+    for image in "ab":
+        cv2.imwrite(str(tmp_path / f"{image}.png"), np.zeros((4, 6, 3), np.uint8))
+    (tmp_path / name).write_text("\n".join([*lines, ""]))
+    captions = CocoCaptions(tmp_path, tmp_path / name, min_count=1)
+    assert [captions.file_name(k) for k in range(2)] == ["b.png", "a.png"]
+    assert captions.references(0) == ["A red, small dog .", "Dogs .", "One dog ."]
+    assert captions.references(1) == ["A cat ."]
+    with pytest.raises(
+        DataError, match=f"'.*{name}' has captions and no boxes. Train on it with the dataset CocoCaptions"
+    ):
+        read_annotations(tmp_path)
+    (tmp_path / name).write_text("\n".join([*lines, "c.png"]))
+    with pytest.raises(DataError, match=f"{name} line {len(lines) + 1}: expected an image and a caption"):
+        CocoCaptions(tmp_path, tmp_path / name)
+    (tmp_path / name).write_text("dogs and cats")
+    with pytest.raises(DataError, match=f"{name}: begins with 'dogs and cats'; expected image,caption, or lines of"):
+        CocoCaptions(tmp_path, tmp_path / name)

@@ -648,6 +648,18 @@ def test_masks_that_are_all_crowds_are_named_with_a_repair(tmp_path, monkeypatch
     assert CocoDetection(".", "fixed.json", masks=True).num_objects == 2
 
 
+def test_whole_numbers_that_were_written_as_floats_are_read(tmp_path):
+    draw(tmp_path / "a.png")
+    floats = {"id": 1.0, "image_id": 7.0, "category_id": 1.0, "iscrowd": 0.0}
+    file = coco(tmp_path, floats, floats | {"id": 2.0}, id=7.0, width=40.0)
+    data = read_annotations(file, tmp_path)
+    assert [(a["id"], a["image_id"], type(a["category_id"])) for a in data.annotations] == [(1, 7, int), (2, 7, int)]
+    assert data.notes == ["whole numbers written as 1.0, such as ids: 10"] and data.images[0]["width"] == 40
+    assert CocoDetection(tmp_path, file).num_objects == 2
+    with pytest.raises(DataError, match="annotation 1.5 .*has id 1.5; expected a whole number"):
+        read_annotations(coco(tmp_path, {"id": 1.5}), tmp_path)
+
+
 def test_a_sheet_beside_the_file_is_not_taken_for_its_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()

@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitkit.apps.datasets.writing import WRITERS, join_polygons, outlines, write_voc
 from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.formats import FORMATS, detect_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import DataError
@@ -407,6 +408,42 @@ def test_objects_of_binary_masks_are_what_is_not_black(tmp_path, value):
     write(tmp_path / "masks" / "classes.json", json.dumps({"0": "ground", str(value): "cell"}))
     data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
     assert [name for _, name, _ in boxes(data)] == ["ground", "cell", "cell", "ground"]
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGB", "RGBA"])
+def test_gray_in_several_channels_is_read_as_one(tmp_path, mode):
+    draw_images(tmp_path / "images", "a.jpg", "b.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    values[2:6, 3:9], values[10:12, 20:30] = 1, 2
+    (tmp_path / "masks").mkdir()
+    for name in "ab":
+        Image.fromarray(values).convert(mode).save(tmp_path / "masks" / f"{name}.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    found = [("class_0", [0, 0, 40, 20]), ("class_1", [3, 2, 6, 4]), ("class_2", [20, 10, 10, 2])]
+    assert [(name, box) for _, name, box in boxes(data)] == found * 2
+    folders = {"images": tmp_path / "images", "labels": tmp_path / "masks"}
+    dataset = SemanticFolder(**folders, classes=["ground", "road", "tree"])
+    assert (dataset.load_semantic(0) == values).all()
+    colored = np.asarray(Image.open(tmp_path / "masks" / "a.png").convert("RGB")).copy()
+    colored[0, 0] = 1, 2, 3
+    Image.fromarray(colored).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(DataError, match="mode RGB .* expected one channel"):
+        dataset.load_semantic(0)
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")  # one rule for all of them
+    assert {name for file, name, _ in boxes(data) if file == "b.jpg"} == {"class_0", "class_65793", "class_131586"}
+
+
+@pytest.mark.parametrize("gray", [0, 255])
+def test_label_image_that_may_be_in_the_transparency_is_an_error(tmp_path, gray):
+    draw_images(tmp_path / "images", "a.jpg")
+    pixels = np.full((20, 40, 2), gray, np.uint8)
+    pixels[..., 1] = 255
+    pixels[2:6, 3:9, 1] = 0
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(pixels, "LA").save(tmp_path / "masks" / "a.png")
+    dataset = SemanticFolder(tmp_path / "images", tmp_path / "masks", classes=["ground", "road"])
+    with pytest.raises(DataError, match="a gray image of mode LA that is transparent in parts: its classes may be its"):
+        dataset.load_semantic(0)
 
 
 def test_label_images_give_instances_and_classes(tmp_path):

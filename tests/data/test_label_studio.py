@@ -119,3 +119,17 @@ def test_annotation_that_is_marked_as_the_truth_is_read(tmp_path):
 def test_task_of_several_images_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"task 7: its data names 2 images, such as '1\.png' and '2\.png'"):
         read(tmp_path, task("1.png", box("cat", 0, 0, 10, 10), right="2.png"))
+
+
+@pytest.mark.parametrize("key", ["tasks", "results"])
+def test_pages_of_the_api_are_read_together(tmp_path, key):
+    for number, total in ((1, 3), (2, 3)):
+        Image.new("RGB", (80, 60)).save(tmp_path / f"{number}.png")
+        page = {key: [task(f"{number}.png", box("cat", 10, 10, 50, 50))], "total": total, "count": total, "next": None}
+        (tmp_path / f"page_{number}.json").write_text(json.dumps(page))
+    data = read_annotations(tmp_path)
+    assert data.format == "label-studio" and [image["file_name"] for image in data.images] == ["1.png", "2.png"]
+    assert [annotation["bbox"] for annotation in data.annotations] == [[8, 6, 40, 30]] * 2
+    assert "1 of 3 tasks are on pages that are not here: export all as 'JSON'" in data.notes
+    data = read_annotations(tmp_path / "page_1.json")
+    assert len(data.images) == 1 and "2 of 3 tasks are on pages that are not here: export all as 'JSON'" in data.notes

@@ -112,7 +112,7 @@ def test_a_label_image_of_another_size_is_an_error(tmp_path):
 
 
 def test_a_colored_label_image_is_an_error(tmp_path):
-    write(tmp_path, np.zeros((4, 6, 3), np.uint8), size=(4, 6))
+    write(tmp_path, np.arange(72, dtype=np.uint8).reshape(4, 6, 3), size=(4, 6))
     with pytest.raises(DataError, match="mode RGB .* expected one channel"):
         load(tmp_path)[0]
 

@@ -182,7 +182,7 @@ def test_wrong_results_are_errors(tmp_path):
     Image.fromarray(np.array([[11, 12]], np.uint8)).save(tmp_path / "000000000001.png")
     with pytest.raises(DataError, match="value 12 at 1 pixels is not a category id of the dataset"):
         SemanticEvaluator(dataset).load_results(tmp_path)
-    Image.fromarray(np.zeros((1, 2, 3), np.uint8)).save(tmp_path / "000000000001.png")
+    Image.fromarray(np.arange(6, dtype=np.uint8).reshape(1, 2, 3)).save(tmp_path / "000000000001.png")
     with pytest.raises(DataError, match="mode RGB .*; expected one channel"):
         SemanticEvaluator(dataset).load_results(tmp_path)
 

@@ -76,6 +76,8 @@ _LISTED = (
 )
 ONE_CHANNEL_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's names of the color formats of label maps."""
+_GRAY_IN_CHANNELS = {"LA": 1, "RGB": 3, "RGBA": 3}
+"""Modes in which programs store gray images -> the number of their channels without alpha."""
 _NUM_VALUES = 1 << 16
 _MAX_FOLDERS = 1 << 16
 
@@ -241,6 +243,8 @@ def _open_whole(data: bytes) -> Image.Image:
 def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read a single-channel image: gray values of 1, 8 or 16 bits, or the indices of a palette.
 
+    Of several channels that are equal, as drawing programs store gray, one is read.
+
     Args:
         what, max_pixels: see `read_image`.
     Returns:
@@ -258,6 +262,8 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
             f"{what} '{path}': a PGM whose largest value is {maximum}, by which its values are scaled; expected 255 or "
             "65535, where they are classes as they are. Save it as PNG."
         )
+    if mode in _GRAY_IN_CHANNELS:
+        values, mode = _single_channel(values, mode, f"{what} '{path}'")
     if values.ndim != 2 or mode not in ONE_CHANNEL_MODES:
         raise DataError(
             f"{what} '{path}': the image has mode {mode} and shape {values.shape}; expected one channel whose "
@@ -268,6 +274,25 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
             raise DataError(f"{what} '{path}': values reach {values.min()} to {values.max()}; expected 0 to 65535.")
         values = values.astype(np.uint16)
     return values
+
+
+def _single_channel(values: np.ndarray, mode: str, context: str) -> tuple[np.ndarray, str]:
+    """Return one of the channels of an image and its mode if they are equal; otherwise the image as it is.
+
+    Raises:
+        DataError: they are, but what is transparent differs from the rest.
+    """
+    colors, alpha = values[..., : _GRAY_IN_CHANNELS[mode]], values[..., _GRAY_IN_CHANNELS[mode] :]
+    if (colors != colors[..., :1]).any():
+        return values, mode
+    # Where nothing was drawn, it may be black and transparent.
+    is_plain = colors.min() == colors.max() or (colors[..., :1][alpha < 255] != 0).any() if alpha.size else False
+    if is_plain and alpha.min() != alpha.max():
+        raise DataError(
+            f"{context}: a gray image of mode {mode} that is transparent in parts: its classes may be its gray values "
+            "or its transparency. Save it without transparency, with one channel."
+        )
+    return colors[..., 0], "L"
 
 
 def read_label_colors(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:

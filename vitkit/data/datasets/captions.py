@@ -1,5 +1,6 @@
 """Images with captions, from COCO's caption files and Karpathy's splits of them."""
 
+import csv
 import hashlib
 import json
 import logging
@@ -24,6 +25,7 @@ from vitkit.io.coco_schema import caption_issues, raise_issues
 from vitkit.io.image_files import ImageStore, check_inside, to_tensor
 from vitkit.io.json_files import read_json
 from vitkit.io.shared_memory import flat_text, flat_texts
+from vitkit.io.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import EOS, Batch
 from vitkit.text.vocabulary import Vocabulary
@@ -31,6 +33,8 @@ from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
+_TOKENS = re.compile(r"\S.*\.\w+#\d+\t")
+_COLUMNS = (("image", "image_name", "filename", "file_name"), ("caption", "comment", "text"))
 _KARPATHY_SPLITS = {"restval": "train"}
 _PUNCTUATION = re.compile(r"[^\w\s'-]|_|(?<!\w)['-]|['-](?!\w)")
 
@@ -150,13 +154,14 @@ class CocoCaptions(CaptionDataset):
     """Images in a folder with a caption file in COCO's format (Chen et al. 2015, https://arxiv.org/abs/1504.00325).
 
     Karpathy's dataset.json of Flickr8k, Flickr30k or COCO (Karpathy & Fei-Fei 2015, https://arxiv.org/abs/1412.2306),
-    which has the splits as well, is also read.
+    which has the splits as well, is also read, and text: a table of the columns image and caption, separated by "," or
+    "|", or lines of FILE#NUMBER, a tab and a caption (captions.txt and Flickr8k.token.txt of Flickr8k).
 
     Captions without a word and images without a caption are skipped and counted.
 
     Args:
         images: folder of the images.
-        annotations: the JSON file.
+        annotations: the JSON or text file.
         split: "train", "val" or "test" for Karpathy's file, whose "restval" belongs to "train".
         transforms, min_count, features: see `CaptionDataset`. The paper keeps words that occur five times.
         missing_images: what to do if a listed image is not in the folder: "error", or "drop" to skip and count it.
@@ -275,6 +280,35 @@ def _read_karpathy(content: Mapping[str, Any], split: str | None, path: Path, fo
     }
 
 
+def _read_text(path: Path) -> dict[str, Any]:
+    """Return the lines of a text file, which are those of one image and caption each, in COCO's format."""
+    lines = read_lines(path, "annotations", remedy="Give a file of captions.")
+    if lines and _TOKENS.match(lines[0][1]):
+        rows = [(number, [part.strip() for part in re.split(r"#\d+\t", line, maxsplit=1)]) for number, line in lines]
+    else:
+        head = [name.strip().lower() for name in re.split(r"[,|]", lines[0][1])] if lines else []
+        columns = [next((k for k, name in enumerate(head) if name in names), None) for names in _COLUMNS]
+        if None in columns:
+            raise DataError(
+                f"{path.name}: begins with {(lines[0][1] if lines else '')!r:.100}; expected image,caption, or lines "
+                "of FILE#NUMBER, a tab and a caption, or JSON in COCO's format. Convert it."
+            )
+        delimiter = "|" if "|" in lines[0][1] else ","
+        table = zip(lines[1:], csv.reader((line for _, line in lines[1:]), delimiter=delimiter))
+        rows = [(number, [row[k].strip() for k in columns if k < len(row)]) for (number, _), row in table]
+    ids: dict[str, int] = {}
+    for number, row in rows:
+        if len(row) != 2:
+            raise DataError(
+                f"{path.name} line {number}: expected an image and a caption, as in the first line. Correct it."
+            )
+        ids.setdefault(row[0], len(ids) + 1)
+    return {
+        "images": [{"id": number, "file_name": name} for name, number in ids.items()],
+        "annotations": [{"image_id": ids[name], "caption": caption} for _, (name, caption) in rows],
+    }
+
+
 def _aspect_ratio(entry: Mapping[str, Any]) -> float:
     """Return width / height of an entry of `images`, or 1 if it has no size; this only serves to group images."""
     width, height = entry.get("width"), entry.get("height")
@@ -295,11 +329,11 @@ def read_caption_file(
         DataError: no such file, not JSON, its content is invalid, or no caption has a word.
         ConfigError: COCO's files have no splits.
     """
-    content = read_json(path)
+    content = read_json(path) if path.suffix.lower() == ".json" else _read_text(path)
     if _is_karpathy(content):
         content = _read_karpathy(content, split, path, images)
     elif split is not None:
-        raise ConfigError(f"split: '{path}' is a caption file of COCO's format, which has no splits. Leave it out.")
+        raise ConfigError(f"split: '{path}' is text or in COCO's format, which has no splits. Leave it out.")
     read_exporters_fields(content)
     if images is not None:
         find_listed_files(content, images)

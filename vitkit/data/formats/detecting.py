@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,8 @@ _FOREIGN = {
     b'"dm_format_version"': "Datumaro's JSON: export it as COCO",
 }
 """What the JSON of other tools contains -> what it is."""
+_CAPTIONS = re.compile(rb"(\xef\xbb\xbf)?(image(_name)?[,|].*(caption|comment)|[^\t\n]*\.\w+#\d+\t)")
+"""The beginning of captions as text."""
 _LABEL_FOLDER = re.compile("mask|label|annot|segm|^gt", re.IGNORECASE)
 """Names of folders of label images."""
 _MAX_SNIFFED = 50
@@ -113,6 +116,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
     if path.is_dir():
         _check_for_label_images(path)
+    _check_for_captions(path)
     formats = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
     raise DataError(
         f"annotations: '{path}' is in none of the supported formats ({formats}). Give a file or folder of one of them."
@@ -127,6 +131,17 @@ def _check_for_label_images(folder: Path) -> None:
                 f"annotations: '{folder}' has label images in '{inside.name}'. Give '{inside}' as the annotations, and "
                 "the folder of the images as images (in `vitkit data convert`: --images)."
             )
+
+
+def _check_for_captions(path: Path) -> None:
+    """Raise DataError if a file, or one in a folder, is a text of captions, which is read by another dataset."""
+    for file in [path] if path.is_file() else [p for p in data_files(path) if p.suffix.lower() in (".txt", ".csv")]:
+        with suppress(OSError), file.open("rb") as opened:
+            if _CAPTIONS.match(opened.read(300)):
+                raise DataError(
+                    f"annotations: '{file}' has captions and no boxes. Train on it with the dataset CocoCaptions, as "
+                    f"data.train.annotations={file} and val's, or give annotations of boxes."
+                )
 
 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:

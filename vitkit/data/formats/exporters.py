@@ -13,6 +13,7 @@ from vitkit.io.image_files import ImageStore
 from vitkit.io.segmentations import polygon_box, rotate_box
 from vitkit.text_format import pluralize
 
+_FLOATS = "whole numbers written as 1.0, such as ids"
 _CHECKPOINTS = ".ipynb_checkpoints"
 _UNREAD = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox", "obb")
 """Fields that turn a box in ways that tools do not agree on."""
@@ -69,6 +70,11 @@ class ExportersFields:
             # HOST/train2017/NUMBER.jpg.
             if isinstance(image, dict) and ANNOTATED_CLASSES[0] in image and isinstance(image.get("coco_url"), str):
                 image["file_name"] = "/".join(PurePosixPath(image["coco_url"]).parts[-2:])
+        for part, keys in (("images", ("id", "width", "height")), ("categories", ("id",))):
+            entries = content.get(part)
+            for entry in entries if isinstance(entries, list) else ():
+                if isinstance(entry, dict):
+                    self._of_images[_FLOATS] += _make_whole(entry, keys)
         self._ids = {
             key: _ids_of(content.get(part)) for key, part in (("image_id", "images"), ("category_id", "categories"))
         }
@@ -96,6 +102,7 @@ class ExportersFields:
 
     def _read(self, annotation: dict[str, Any]) -> None:
         counts = self._counts
+        counts[_FLOATS] += _make_whole(annotation, ("id", "image_id", "category_id", "iscrowd"))
         for key, of_part in self._ids.items():
             value = annotation.get(key)
             if isinstance(value, str) and value.isdecimal() and int(value) in of_part:
@@ -119,6 +126,15 @@ class ExportersFields:
 def is_ignored(annotation: Mapping[str, Any]) -> bool:
     """Whether an object has a flag by which VOC's and other evaluations leave it out, and is not a crowd region yet."""
     return not annotation.get("iscrowd") and any(annotation.get(flag) not in UNSET for flag in ("ignore", "difficult"))
+
+
+def _make_whole(entry: dict[str, Any], keys: Iterable[str]) -> int:
+    """Make whole numbers of floats such as 1.0, in place; return how many."""
+    floats = [
+        key for key in keys if type(value := entry.get(key)) is float and value.is_integer() and abs(value) < 2**53
+    ]
+    entry.update({key: int(entry[key]) for key in floats})
+    return len(floats)
 
 
 def _is_debris(name: Any) -> bool:

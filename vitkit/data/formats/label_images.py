@@ -35,6 +35,8 @@ from vitkit.io.segmentations import pixels_annotation
 from vitkit.ops.label_maps import colors_to_ids
 
 CLASS_FACTOR = 1000
+_GRAY = 0x010101
+"""R + 256 G + 65536 B of the darkest gray."""
 _MAX_CLASSES = 1024
 """Maximum number of classes in one label image; each takes a pass over the image."""
 
@@ -60,7 +62,7 @@ def detect_label_images(folder: Path, num_opened: int) -> dict[str, str]:
     if not paths:
         return {}
     evidence = paths[0].name
-    if not all(map(has_one_channel, paths)):
+    if not all(map(_has_numbers, paths)):
         read_label_colors(paths[0])  # as JPEG, they are not label images
         class_file = find_class_file(folder)
         return {"semantic_maps": evidence} if class_file and parse_class_file(class_file).colors else {}
@@ -103,9 +105,12 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
     data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
     data.categories.extend({"id": value, "name": name} for value, name in names.items())
     used: dict[str, str] = {}
-    without: set[int] = set()
+    without, is_gray = set(), False
     if format == "semantic_maps":
         pixels = _count_pixels(annotations, labels.names, colors)
+        is_gray = max(pixels, default=0) >= _GRAY and not any(value % _GRAY for value in pixels)
+        if is_gray:
+            pixels = {value // _GRAY: count for value, count in pixels.items()}
         without, notes = _values_without_objects(pixels, names)
         data.notes += notes
     for label_name in labels.names:
@@ -120,7 +125,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
             )
         try:
             path = annotations / label_name
-            values = _read_values(path, colors if format == "semantic_maps" else {})
+            values = _read_values(path, colors if format == "semantic_maps" else {}, is_gray=is_gray)
         except LossyImageError:
             raise
         except DataError as error:
@@ -164,13 +169,27 @@ def _image_of(label_name: str, files: ImageFiles) -> str | None:
         name = name.rpartition("_")[0]
 
 
-def _read_values(path: Path, colors: dict[int, int]) -> np.ndarray:
-    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B."""
+def _read_values(path: Path, colors: dict[int, int], *, is_gray: bool = False) -> np.ndarray:
+    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B.
+
+    Args:
+        is_gray: the channels of all label images are equal, and one of them is read.
+    """
     if colors:
         return read_class_values(path, colors)
-    if has_one_channel(path):
+    if is_gray or has_one_channel(path):
         return read_label_map(path)
     return colors_to_ids(read_label_colors(path))
+
+
+def _has_numbers(path: Path) -> bool:
+    """Whether a label image has one channel, or several that are equal."""
+    if has_one_channel(path):
+        return True
+    with suppress(DataError):
+        read_label_map(path)
+        return True
+    return False
 
 
 def _count_pixels(folder: Path, names: Iterable[str], colors: dict[int, int]) -> Counter[int]:

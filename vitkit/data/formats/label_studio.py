@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.data.formats.sizes import is_scaled, two_sizes
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, split_of
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, is_hidden, split_of
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
 from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, rotate
@@ -26,31 +26,33 @@ _UPLOADED = re.compile(r"[0-9a-f]{8}-(.+)")
 """Name of an uploaded file: Label Studio puts eight digits before it."""
 
 
+_PAGES = {"tasks": "total", "results": "count"}
+"""The list of tasks in a page that the server's API returns -> the number of all tasks."""
+
+
 def is_label_studio_file(path: Path) -> bool:
     """Whether a JSON file looks like Label Studio's."""
     content = path.read_bytes()
     has_results = b'"annotations"' in content or b'"predictions"' in content
-    return content.lstrip().startswith(b"[") and b'"data"' in content and has_results
+    is_page = any(f'"{key}"'.encode() in content for key in _PAGES)
+    return (content.lstrip().startswith(b"[") or is_page) and b'"data"' in content and has_results
 
 
 def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read a JSON file that Label Studio has exported as "JSON".
 
     Args:
-        annotations: the file, or the folder that contains it.
+        annotations: the file, or the folder that contains it; or a page of tasks that the server's API has returned, or
+            a folder of all pages.
         images: folder of the images; None: `images` beside the file, or the file's folder.
     Raises:
         DataError: the file is invalid, or none of its images exists.
     """
-    path = single_file(annotations, "*.json")
-    tasks = read_json(path)
-    if not isinstance(tasks, list) or not all(isinstance(t, dict) and isinstance(t.get("data"), dict) for t in tasks):
-        raise DataError(
-            f"annotations: '{path}' is not a list of Label Studio's tasks. Export it as 'JSON', not 'JSON-MIN'."
-        )
+    path, tasks, notes = _read_tasks(annotations)
     beside = path.parent / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("label-studio", annotations, files.folder)
+    data.notes += notes
     key = "annotations" if any(task.get("annotations") for task in tasks) else "predictions"
     contexts = [f"annotations: '{path}': task {task.get('id', number)}" for number, task in enumerate(tasks, start=1)]
     names = []
@@ -79,6 +81,34 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
         raise DataError(f"annotations: '{path}': none of its images is below '{files.folder}' and labeled.")
     data.sort_classes()
     return data
+
+
+def _read_tasks(annotations: Path) -> tuple[Path, list[dict[str, Any]], list[str]]:
+    """Return a file, the tasks of all files, and notes on those that are missing."""
+    paths = [annotations]
+    if annotations.is_dir():
+        paths = [path for path in sorted(annotations.glob("*.json")) if not is_hidden(path.name)]
+        paths = [path for path in paths if is_label_studio_file(path)] or [single_file(annotations, "*.json")]
+    tasks: list[dict[str, Any]] = []
+    totals = [0]
+    for path in paths:
+        page = read_json(path)
+        key = next((key for key in _PAGES if isinstance(page, dict) and isinstance(page.get(key), list)), None)
+        if key is not None:
+            page, total = page[key], page.get(_PAGES[key])
+            totals.append(total if isinstance(total, int) else 0)
+        if not isinstance(page, list) or not all(isinstance(t, dict) and isinstance(t.get("data"), dict) for t in page):
+            raise DataError(
+                f"annotations: '{path}' is not a list of Label Studio's tasks. Export it as 'JSON', not 'JSON-MIN'."
+            )
+        tasks += page
+    missing = max(totals) - len(tasks)
+    notes = (
+        [f"{missing} of {max(totals)} tasks are on pages that are not here: export all as 'JSON'"]
+        if missing > 0
+        else []
+    )
+    return paths[0], tasks, notes
 
 
 def _image_name(data: Mapping[str, Any], context: str) -> str:
