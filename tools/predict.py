@@ -74,10 +74,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", nargs="+", metavar="PHRASE", help=text)
     text = "take --text for a caption, whose words of at least this probability name an object (the original: 0.25)"
     parser.add_argument("--text-threshold", type=fraction, metavar="SCORE", help=text)
-    text = "minimum score of the objects that are drawn (default: the model's own, or 0.5)"
-    parser.add_argument("--threshold", type=fraction, metavar="SCORE", help=text)
+    text = (
+        "minimum score of the objects that are drawn (default: the model's own, or 0.5), of all or by class and of all "
+    )
+    text += "others, cat=0.3,dog=0.45,0.6"
+    parser.add_argument("--threshold", type=threshold, metavar="SCORE", help=text)
     text = "minimum score of the objects in the JSON (default: the same)"
-    parser.add_argument("--json-threshold", type=fraction, metavar="SCORE", help=text)
+    parser.add_argument("--json-threshold", type=threshold, metavar="SCORE", help=text)
     text = "task whose predictions are drawn, for a model with several tasks"
     parser.add_argument("--task", choices=TASKS, help=text)
     add_batch_size(parser, of="images or tiles")
@@ -118,6 +121,33 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if args.shard is not None and "RANK" in os.environ:
         parser.error("--shard: torchrun's processes are the shards; leave it out")
     return args
+
+
+def threshold(text: str) -> float | dict[str, float]:
+    """Parse "0.5", or scores of classes by name and of all others: "cat=0.3,dog=0.45,0.6"."""
+    scores: dict[str, float] = {}
+    start = ""  # of a class's name, which may contain commas
+    for part in text.split(","):
+        name, separator, score = f"{start}{part}".rpartition("=")
+        if not separator and start == "" and is_number(part):
+            name = "*"
+        elif not separator:
+            start = f"{score},"
+            continue
+        if name in scores:
+            raise argparse.ArgumentTypeError(f"{text!r}: has two scores for {name!r}")
+        scores[name], start = fraction(score), ""
+    if start:
+        fraction(start.removesuffix(","))  # which says what is expected
+    return scores["*"] if scores.keys() == {"*"} else scores
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def shard(text: str) -> Shard:

@@ -1,8 +1,10 @@
 """vitkit predict from its command line to the files that it writes."""
 
+import argparse
 import errno
 import json
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -179,6 +181,47 @@ def test_thresholds_are_printed_only_for_models_that_find_objects(run, capsys):
     make_run(MASKS.replace('["panoptic", "semantic", "instance"]', '["semantic"]'), "ShapesSegmentation")
     assert "thresholds" not in predictions("run", "--input", "b.png")
     assert "objects from" not in capsys.readouterr().out
+
+
+def test_thresholds_by_class_name(run, capsys):
+    def count(threshold):
+        (entry,) = predictions(run, "--input", "b.png", "--threshold", threshold)["images"]
+        return Counter(found["class"] for found in entry["objects"])
+
+    everything = count("0")
+    (name, number), *others = everything.items()
+    assert count(f"{name}=0,1") == {name: number}
+    assert count(f"{name}=1,0") == dict(others)
+    assert "objects from score 0.00 to 1.00, by class (as asked for)" in capsys.readouterr().out
+    wrong = [run, "--input", "b.png", "--threshold", f"{name}x=0.3"]
+    assert f"threshold: the model has no class '{name}x'. Did you mean '{name}'" in fails(capsys, *wrong)
+
+
+def test_images_without_objects_are_named_with_their_best_box(run, capsys):
+    predictions(run, "--input", "b.png", "--threshold", "1")
+    lines = capsys.readouterr().out
+    assert "nothing was found in 1 of 1 image, where the best box is drawn dashed:" in lines and "the best is" in lines
+    predictions(run, "--input", "b.png", "--threshold", "1", "--no-draw")
+    assert "nothing was found in 1 of 1 image:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.5", 0.5),
+        ("cat=0.3,0.6", {"cat": 0.3, "*": 0.6}),
+        ("0.6,a, b=0.3", {"*": 0.6, "a, b": 0.3}),
+        ("a=b=0.2", {"a=b": 0.2}),
+    ],
+)
+def test_thresholds_are_read_from_text(text, expected):
+    assert predict.threshold(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "cat", "cat=x", "cat=2", "cat=0.3,dog", "0.2,0.3"])
+def test_wrong_thresholds_are_named(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a number from 0 to 1|two scores"):
+        predict.threshold(text)
 
 
 def test_broken_images_are_named_and_left_out(run, capsys):

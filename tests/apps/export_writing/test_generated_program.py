@@ -40,6 +40,26 @@ def test_generated_program_predicts_without_torch(run, tmp_path):
     assert Image.open(tmp_path / "a.png").size == (90, 70)
 
 
+def test_generated_program_takes_thresholds_by_class_name(run, monkeypatch, capsys):
+    path, predictor = run / "out" / "tiny.onnx", load(run / "run")
+    everything = onnx_runner.Runner(path, 0)(run / "a.png")
+    name = everything["names"][0]
+    for threshold in ({name: 0.0, "*": 1.0}, {name: 1.0}):
+        found = onnx_runner.Runner(path, threshold)(run / "a.png")
+        expected = predictor(run / "a.png", threshold=threshold)
+        assert found["names"] == expected.names == load(path)(run / "a.png", threshold=threshold).names
+        assert np.allclose(found["boxes_xyxy"], expected.boxes, atol=0.1)
+    monkeypatch.setattr(
+        sys, "argv", ["run_tiny.py", "--model", str(path), str(run / "a.png"), "--threshold", f"{name}=0,1"]
+    )
+    with pytest.raises(SystemExit, match="0|False"):
+        onnx_runner.main()
+    assert json.loads(capsys.readouterr().out)["names"] == [name] * everything["names"].count(name)
+    with pytest.raises(ValueError, match=f"the model has no class '{name}x'. Did you mean '{name}'"):
+        onnx_runner.Runner(path, {f"{name}x": 0.5})(run / "a.png")
+    assert onnx_runner.read_threshold("a, b=0.3,0.5") == {"a, b": 0.3, "*": 0.5}
+
+
 def test_drawings_of_the_generated_program_replace_neither_inputs_nor_each_other(run, tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     paths = [tmp_path / "a.png", tmp_path / "b" / "a.jpg"]

@@ -54,6 +54,51 @@ def test_filter_by_class_and_score_may_go_below_the_thresholds():
         prediction.filter(["cow"])
 
 
+@pytest.mark.parametrize(
+    ("score", "kept"),
+    [
+        ({"cat": 0.7}, ["dog"]),  # a dog of 0.9 reaches the model's 0.2, one of 0.1 does not
+        ({"cat": 0.2, "*": 0.5}, ["dog", "cat", "cat"]),
+        ({"dog": 0.95}, ["cat"]),
+        ({"*": 0.95}, []),
+    ],
+)
+def test_scores_by_class_name(score, kept):
+    prediction = detection(thresholds=ScoreThresholds(0.5, (None, 0.2)))
+    assert prediction.filter(score=score).names == kept
+    assert [found["class"] for found in prediction.to_json(score_threshold=score)["objects"]] == kept
+
+
+def test_wrong_scores_by_class_name_are_named():
+    with pytest.raises(ConfigError, match=r"threshold: the model has no class 'cats'\. Did you mean 'cat'"):
+        detection().filter(score={"cats": 0.3})
+    with pytest.raises(ConfigError, match="threshold 1.5: expected a score, 0 to 1"):
+        detection().filter(score={"cat": 1.5})
+
+
+def test_scores_by_class_name_apply_to_panoptic_segments():
+    assert panoptic().filter(score={"sea": 0.6}).names == ["sky"]
+    assert panoptic().filter(score={"sea": 0.4, "*": 0.95}).names == ["sea"]
+
+
+@pytest.mark.parametrize("task", ["detection", "instance"])
+def test_the_best_box_is_drawn_dashed_if_no_object_reaches_its_threshold(task):
+    fields = {
+        "scores": torch.tensor([0.2, 0.4]),
+        "labels": torch.tensor([0, 0]),
+        "boxes_xyxy": torch.tensor([[2.0, 2, 20, 38], [4.0, 20, 52, 36]]),
+        "masks": torch.ones(2, 40, 56, dtype=torch.bool),
+    }
+    prediction = Prediction("a.png", np.zeros_like(IMAGE), fields, ["cat", "dog"])
+    drawn, nothing = prediction.draw(task=task), prediction.draw(task=task, best=False)
+    scale = len(drawn) // 40
+    lower = drawn[36 * scale - 1, 4 * scale : 52 * scale].any(axis=-1)
+    assert 0.35 < lower.mean() < 0.65 and not nothing.any()  # half of the line; not the other box, nor a mask
+    assert not drawn[2 * scale : 12 * scale].any()
+    found = prediction.draw(task=task, score_threshold=0.3)[36 * scale - 1, 4 * scale : 52 * scale]
+    assert found.any(axis=-1).all()
+
+
 def test_filter_sets_other_panoptic_segments_to_void():
     filtered = panoptic().filter("sea")
     assert filtered.names == ["sea"] and filtered.panoptic.unique().tolist() == [0, 7]

@@ -11,6 +11,7 @@ In a program: `Runner("NAME.onnx")("street.jpg")`.
 
 import argparse
 import colorsys
+import difflib
 import hashlib
 import io
 import json
@@ -33,8 +34,9 @@ class Runner:
 
     It returns, by task, labels, names and scores, and for objects also boxes_xyxy and masks; semantic; panoptic and
     segments_info; or text. Boxes and maps are in pixels of the image. Without a threshold, the lowest score of objects
-    is that of the file. A text-prompted detector also takes what to look for: phrases, as a list or as a text in which
-    dots separate them. They are its labels; without a text, the classes that it was trained on.
+    is that of the file; it may be a number, or a dictionary by class name, in which "*" is that of all others. A
+    text-prompted detector also takes what to look for: phrases, as a list or as a text in which dots separate them.
+    They are its labels; without a text, the classes that it was trained on.
     """
 
     prompts = None  # reads texts to look for
@@ -133,10 +135,7 @@ class Runner:
     def objects(self, outputs, mask_of, settings, original):
         """Return the objects that reach their threshold, the highest score first."""
         scores, labels = outputs["scores"].copy(), outputs["labels"]
-        thresholds = self.info["thresholds"]
-        named = thresholds["by_class"] if self.threshold is None else {}
-        default = thresholds["overall"] if self.threshold is None else self.threshold
-        lowest = np.array([named.get(self.info["classes"][label], default) for label in labels])
+        lowest = self.lowest_scores(labels)
         keep, masks = (scores >= lowest) & (labels >= 0), {}
         if "instance" in settings["tasks"]:
             if settings["masks"] == "bilinear":  # Mask2Former: also scored by their masks' confidence, at most 1
@@ -155,6 +154,19 @@ class Runner:
             result["masks"] = [masks[i] for i in chosen]
         boxes = outputs["boxes_xyxy"][chosen] if "boxes_xyxy" in outputs else [box_around(masks[i]) for i in chosen]
         return result | {"boxes_xyxy": np.array(boxes, np.float32).reshape(-1, 4)}
+
+    def lowest_scores(self, labels):
+        """Return the threshold of each object: the one that is asked for, by its class or for all, or the file's."""
+        classes, thresholds = self.info["classes"], self.info["thresholds"]
+        asked = dict(self.threshold) if isinstance(self.threshold, dict) else {"*": self.threshold}
+        rest = asked.pop("*", None)
+        for name in asked.keys() - {*classes}:
+            near = difflib.get_close_matches(name, classes, 1) or classes[:5]
+            raise ValueError(f"threshold: the model has no class {name!r}. Did you mean {', '.join(map(repr, near))}?")
+        if rest is not None:
+            thresholds = {"overall": rest, "by_class": {}}
+        named = thresholds["by_class"] | asked
+        return np.array([named.get(classes[label], thresholds["overall"]) for label in labels])
 
     def segments(self, regions, scores, labels, original):
         """Join regions, pairs of a query and its pixels, to a panoptic map; stuff of one class is one segment."""
@@ -460,6 +472,21 @@ def free_path(path, taken):
     return candidate
 
 
+def read_threshold(text):
+    """Parse "0.5" or, by class and of all others, "cat=0.3,dog=0.45,0.6"."""
+    scores, start = {}, ""  # of a name, which may contain commas
+    for part in text.split(","):
+        name, separator, score = (start + part).rpartition("=")
+        try:
+            scores[name if separator else "*"] = float(score)
+            start = ""
+        except ValueError:
+            start = f"{start}{part},"
+    if start or not all(0 <= score <= 1 for score in scores.values()):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected scores from 0 to 1, such as 0.5 or cat=0.3,0.6")
+    return scores
+
+
 def to_json(result):
     """Return the results as plain values; maps and masks are replaced with their numbers of pixels."""
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in result.items()}
@@ -477,7 +504,8 @@ def main():
         "--model", type=Path, default=beside, help="the ONNX file (default: NAME.onnx beside run_NAME.py)"
     )
     parser.add_argument("--text", help="what a text-prompted detector looks for: 'cat . dog .'")
-    parser.add_argument("--threshold", type=float, help="lowest score of objects (default: as in the file)")
+    text = "lowest score of objects, or by class and of all others, cat=0.3,0.6 (default: as in the file)"
+    parser.add_argument("--threshold", type=read_threshold, help=text)
     parser.add_argument("--out", type=Path, help="a folder for drawn images")
     args = parser.parse_args()
     if not args.model.is_file():

@@ -3,7 +3,7 @@
 import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import supervision
 
 _MAX_CLASSES = 5  # listed for a classified image
+Threshold = float | Mapping[str, float]
+"""The lowest score of objects, of all or by class name; "*" stands for all others, which otherwise keep the model's."""
 _PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
 
 
@@ -147,18 +149,19 @@ class Prediction:
         """The number of objects, segments or classes."""
         return 0 if self.labels is None else len(self.labels)
 
-    def filter(self, classes: Sequence[str] | str | None = None, *, score: float | None = None) -> "Prediction":
+    def filter(self, classes: Sequence[str] | str | None = None, *, score: Threshold | None = None) -> "Prediction":
         """Return the prediction with only the selected objects; semantic maps, image classes and captions stay.
 
         Args:
             classes: names of the classes to keep; None: all.
-            score: the lowest score to keep, for all classes; it may be lower than `thresholds`. None: `thresholds`.
+            score: the lowest score to keep, for all classes or by name, {"cat": 0.3}; it may be lower than
+                `thresholds`. None: `thresholds`.
         Raises:
             ConfigError: the model has no such class.
         """
         fields, thresholds = dict(self.fields), self.thresholds
         if score is not None:
-            thresholds = make_threshold(score)
+            thresholds = make_threshold(score, self.classes, thresholds)
         wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
         for name in wanted:
             if name not in self.classes:
@@ -168,15 +171,18 @@ class Prediction:
             kept = torch.isin(fields["labels"], labels)
             fields |= {name: fields[name][kept] for name in _PER_OBJECT if name in fields}
         if "panoptic" in fields:
+            lowest = {"*": score or 0.0} if not isinstance(score, Mapping) else {"*": 0.0, **score}
             segments = [
-                s for s in self.segments if s["label"] in labels.tolist() and (score is None or s["score"] >= score)
+                s
+                for s in self.segments
+                if s["label"] in labels.tolist() and s["score"] >= lowest.get(self.classes[s["label"]], lowest["*"])
             ]
             ids = torch.tensor([s["id"] for s in segments], dtype=fields["panoptic"].dtype)
             fields["panoptic"] = fields["panoptic"].where(torch.isin(fields["panoptic"], ids), 0)
             fields["segments_info"] = segments
         return replace(self, fields=fields, thresholds=thresholds)
 
-    def _from(self, score: float | None) -> "Prediction":
+    def _from(self, score: Threshold | None) -> "Prediction":
         return self if score is None else self.filter(score=score)
 
     def summary(self) -> str:
@@ -199,12 +205,15 @@ class Prediction:
 
     __repr__ = summary
 
-    def draw(self, *, task: str | None = None, score_threshold: float | None = None) -> np.ndarray:
+    def draw(
+        self, *, task: str | None = None, score_threshold: Threshold | None = None, best: bool = True
+    ) -> np.ndarray:
         """Draw the predictions on the image.
 
         Args:
             task: one of the model's tasks; None: `self.task`.
-            score_threshold: objects with a lower score are left out; None: those below `thresholds`.
+            score_threshold: objects with a lower score are left out, see `filter`; None: those below `thresholds`.
+            best: whether the best box is drawn, dashed, if no object reaches its threshold.
         Returns:
             (H', W', 3) uint8 RGB; small images are upscaled, and some tasks have a legend below.
         Raises:
@@ -215,9 +224,11 @@ class Prediction:
             tasks = [name for name, key in FIELDS.items() if key in self.fields]
             raise ConfigError(f"task {task!r}: the model does not predict it. {nearest(task, tasks)}")
         chosen = self._from(score_threshold)
-        return draw_prediction(self.image, chosen.fields, self.classes, FIELDS[task], thresholds=chosen.thresholds)
+        return draw_prediction(
+            self.image, chosen.fields, self.classes, FIELDS[task], thresholds=chosen.thresholds, best=best
+        )
 
-    def save(self, path: str | Path, *, task: str | None = None, score_threshold: float | None = None) -> None:
+    def save(self, path: str | Path, *, task: str | None = None, score_threshold: Threshold | None = None) -> None:
         """Save `draw(...)` in the format of the path's extension. PNG takes many times as long to write as JPEG.
 
         Raises:
@@ -231,7 +242,7 @@ class Prediction:
         declare_output(path)
         write_bytes(path, self.encode(form, task=task, score_threshold=score_threshold))
 
-    def encode(self, form: str = "PNG", *, task: str | None = None, score_threshold: float | None = None) -> bytes:
+    def encode(self, form: str = "PNG", *, task: str | None = None, score_threshold: Threshold | None = None) -> bytes:
         """Return `draw(...)` as the content of a file, in a format that Pillow names.
 
         Raises:
@@ -319,11 +330,11 @@ class Prediction:
             data={"class_name": np.array(self.names)},
         )
 
-    def to_json(self, *, score_threshold: float | None = None) -> dict[str, Any]:
+    def to_json(self, *, score_threshold: Threshold | None = None) -> dict[str, Any]:
         """Return the predictions as plain values.
 
         Args:
-            score_threshold: objects with a lower score are left out; None: those below `thresholds`.
+            score_threshold: objects with a lower score are left out, see `filter`; None: those below `thresholds`.
         Returns:
             image, width, height, and depending on the task
             objects: class, score, box_xyxy in pixels and, if there are masks, mask as COCO's run lengths, best first;
@@ -367,19 +378,37 @@ class Prediction:
         ]
 
 
-def make_threshold(score: float) -> ScoreThresholds:
-    """Return a single threshold for all classes, as requested by a caller.
+def make_threshold(score: Threshold, classes: Sequence[str], others: ScoreThresholds) -> ScoreThresholds:
+    """Return the thresholds that a caller asks for.
 
+    Args:
+        score: one for all classes, or those of some by name.
+        classes: the names of the classes.
+        others: the thresholds of the classes that are not named, unless "*" is.
     Raises:
-        ConfigError: the score is not in 0..1.
+        ConfigError: a score is not in 0..1, or there is no such class.
     """
+    if not isinstance(score, Mapping):
+        return ScoreThresholds(_check_score(score), origin="as asked for")
+    by_name = {name: _check_score(value) for name, value in score.items()}
+    for name in by_name.keys() - {"*"}:
+        if name not in classes:
+            raise ConfigError(f"threshold: the model has no class {name!r}. {nearest(str(name), classes)}")
+    if "*" in by_name:
+        others = ScoreThresholds(by_name["*"])
+    of_others = others.by_class or [None] * len(classes)
+    by_class = tuple(by_name.get(name, value) for name, value in zip(classes, of_others))
+    return ScoreThresholds(others.overall, by_class, origin="as asked for")
+
+
+def _check_score(score: float) -> float:
     try:
         value = float(score)
     except (TypeError, ValueError):
         value = math.nan
     if not 0 <= value <= 1:
         raise ConfigError(f"threshold {score!r}: expected a score, 0 to 1.")
-    return ScoreThresholds(value, origin="as asked for")
+    return value
 
 
 def _import(module: str, method: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.apps.inference.encoded_text import EncodedOnce
 from vitkit.apps.inference.fused import FusedCopy
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, make_batches, to_array
-from vitkit.apps.inference.prediction import Prediction, make_threshold
+from vitkit.apps.inference.prediction import Prediction, Threshold, make_threshold
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import predict_tiles
 from vitkit.apps.inference.tiling import TileResult, Tiling, make_tiling
@@ -185,13 +185,25 @@ class Predictor:
         """Whether the model predicts objects with scores that `thresholds` apply to, not just classes, maps or text."""
         return not self.model.returns or "boxes_xyxy" in self.model.returns
 
+    def thresholds_for(self, threshold: Threshold | None) -> ScoreThresholds:
+        """Return the thresholds that a caller asks for; None: the model's own.
+
+        Raises:
+            ConfigError: a score is not in 0..1, there is no such class, or the classes are not known before an image.
+        """
+        if threshold is None:
+            return self.thresholds
+        if isinstance(self.text, Caption) and not isinstance(threshold, int | float):
+            raise ConfigError("threshold: the classes of a caption differ from image to image. Give one for all.")
+        return make_threshold(threshold, self.classes, self.thresholds)
+
     def __call__(
         self,
         source: Any,
         *,
         text: Prompt | None = None,
         text_threshold: float | None = None,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
@@ -200,7 +212,8 @@ class Predictor:
         Args:
             source: one image; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
                 a video or the number of a camera.
-            threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
+            threshold: the lowest score of objects that are shown, of all or by class name: {"cat": 0.3}, or with "*"
+                for all others, {"cat": 0.3, "*": 0.6}. What is not given is that of the model's `thresholds`.
             text, text_threshold: what a text-prompted model looks for, see `with_text`; None: the classes of the data
                 that it was trained on.
             batch_size, tiles: see `stream`.
@@ -224,7 +237,7 @@ class Predictor:
         *,
         text: Prompt | None = None,
         text_threshold: float | None = None,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
     ) -> list[Prediction]:
@@ -246,7 +259,7 @@ class Predictor:
         *,
         text: Prompt | None = None,
         text_threshold: float | None = None,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
         on_failure: OnFailure | None = None,
@@ -284,7 +297,7 @@ class Predictor:
             return
         self.check_text()
         tiling = make_tiling(tiles)
-        thresholds = self.thresholds if threshold is None else make_threshold(threshold)
+        thresholds = self.thresholds_for(threshold)
         inputs = self._find(source)
         failures = _Failures()
         on_failure = on_failure or (failures.leave_out if inputs.leaves_out_broken else None)

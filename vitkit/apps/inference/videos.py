@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.apps.inference.inputs import Inputs, find_videos
-from vitkit.apps.inference.prediction import Prediction, make_threshold
+from vitkit.apps.inference.prediction import Prediction, Threshold
 from vitkit.apps.inference.predictor import OnFailure, Predictor
 from vitkit.apps.inference.tiling import Tiling
 from vitkit.apps.visualization.canvas import class_color, save_figure
@@ -77,7 +77,7 @@ class VideoPredictor(Predictor):
         *,
         text: Prompt | None = None,
         text_threshold: float | None = None,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
         on_failure: OnFailure | None = None,
@@ -89,8 +89,7 @@ class VideoPredictor(Predictor):
             predictor = self.with_text(text, text_threshold=text_threshold)
             yield from predictor.stream(source, threshold=threshold, tiles=tiles, on_failure=on_failure)
             return
-        if threshold is not None:
-            make_threshold(threshold)
+        self.thresholds_for(threshold)
         videos = self._find(source)
         if tiles is not None:
             raise ConfigError("tiles: the model classifies videos, which have no tiles.")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
 from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard, states_of
 from vitkit.apps.inference.labels import write_labels
-from vitkit.apps.inference.prediction import Prediction
+from vitkit.apps.inference.prediction import Prediction, Threshold
 from vitkit.apps.inference.predictor import OnFailure, Predictor, failure_line
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
@@ -48,10 +48,10 @@ class Output:
 
     folder: Path | None = None
     """None: a new one, runs/predict, with a number if that exists."""
-    threshold: float | None = None
-    """The minimum score of the drawn objects; None: the model's thresholds."""
-    json_threshold: float | None = None
-    """The minimum score of the objects in the JSON; None: the model's thresholds."""
+    threshold: Threshold | None = None
+    """The minimum score of the drawn objects, of all or by class name; None: the model's thresholds."""
+    json_threshold: Threshold | None = None
+    """The minimum score of the objects in the JSON, likewise."""
     task: str | None = None
     """The task whose predictions are drawn, one of `FIELDS`; None: the first that the model has."""
     batch_size: int = 1
@@ -98,6 +98,8 @@ def predict_files(
         ConfigError: a model that classifies videos is to predict tiles, or on every Nth frame; processes that share the
             inputs have no common folder; or the predictions to be resumed were made in another way.
     """
+    thresholds = predictor.thresholds_for(output.threshold)
+    predictor.thresholds_for(output.json_threshold)
     images, videos = find_inputs(predictor, inputs, output, tiling)
     if output.shard.of > 1 and output.overwrite:
         raise ConfigError("--overwrite: would remove what the other processes write. Choose a new folder by --out.")
@@ -118,8 +120,8 @@ def predict_files(
         num_images = sum(index < len(images) for index in indices)
         my_images, my_videos = ([named[k] for k in part] for part in (indices[:num_images], indices[num_images:]))
         written = check_earlier_stay(predictor, my_images, my_videos, output)
-        if predictor.finds_objects and output.threshold is None:
-            print(f"objects from {predictor.thresholds}")
+        if predictor.finds_objects and not isinstance(output.threshold, int | float):
+            print(f"objects from {thresholds}")
         if done.any():
             print(f"resuming {output.folder}: {int(done.sum())} of {pluralize(len(named), 'inputs')} are done")
         if lines.num_changed:
@@ -419,7 +421,8 @@ def predict_images(
     progress.finish()
     if empty:
         print(
-            f"nothing was found in {pluralize(len(empty), 'images', of=progress.done)}:",
+            f"nothing was found in {pluralize(len(empty), 'images', of=progress.done)}"
+            f"{', where the best box is drawn dashed' if output.draw else ''}:",
             *empty[:MAX_LISTED],
             sep="\n  ",
         )
@@ -429,7 +432,9 @@ def _noun(items: str, shard: Shard) -> str:
     return items if shard.of == 1 else f"{items} of shard {shard}"
 
 
-def note_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
+def note_empty(
+    predictions: Iterable[Prediction], threshold: Threshold | None, empty: list[str]
+) -> Iterator[Prediction]:
     """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold, which is empty
     beyond the first, and print the first images' classes or captions."""
     for number, prediction in enumerate(predictions):
@@ -606,7 +611,9 @@ def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dic
     entry = prediction.to_json(score_threshold=output.json_threshold)
     del entry["image"]
     number = int(prediction.name)
-    drawn = prediction.draw(task=output.task, score_threshold=output.threshold) if output.draw else None
+    drawn = None
+    if output.draw:  # best boxes of frames that show nothing would flicker
+        drawn = prediction.draw(task=output.task, score_threshold=output.threshold, best=False)
     return {"frame": number, "seconds": number / rate, **entry}, drawn
 
 

@@ -33,6 +33,7 @@ def draw_detections(
     scores: Scores | None = None,
     *,
     min_side: int = 320,
+    dashed: bool = False,
 ) -> np.ndarray:
     """Draw boxes and their names on a copy of the image.
 
@@ -42,6 +43,7 @@ def draw_detections(
         labels: (N,) indices into `class_names`.
         scores: (N,) in 0..1, written after the names; the box with the highest score is drawn last, on top.
         min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
+        dashed: whether the lines are dashed, for boxes that do not count.
     Returns:
         (H', W', 3) uint8 RGB.
     """
@@ -59,7 +61,11 @@ def draw_detections(
     sides = torch.tensor(canvas.size, dtype=torch.float32).repeat(2)
     boxes = boxes.nan_to_num().minimum(sides + 2 * line).maximum(torch.tensor(-2.0 * line)).tolist()
     for i in order:
-        draw.rectangle(boxes[i], outline=choose_class_color(labels[i], class_names), width=line)
+        color = choose_class_color(labels[i], class_names)
+        if dashed:
+            _draw_dashes(draw, boxes[i], color, line)
+        else:
+            draw.rectangle(boxes[i], outline=color, width=line)
     # Names are drawn after all boxes, the highest score first: each takes the first free position around its box.
     taken: list[tuple[float, float, float, float]] = []
     for i in order[: -_MAX_NAMED - 1 : -1]:
@@ -72,6 +78,18 @@ def draw_detections(
 def target_boxes_xyxy(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
     """Return a target's boxes, (N, 4) in pixels of an image whose size is (width, height)."""
     return scale_boxes(cxcywh_to_xyxy(target["boxes_cxcywh"].cpu())[None], [size[::-1]])[0]
+
+
+def _draw_dashes(draw: ImageDraw.ImageDraw, box: Sequence[float], color: tuple[int, int, int], line: int) -> None:
+    """Draw the outline of a box (xyxy) in dashes, with gaps that are as long."""
+    x0, y0, x1, y1 = box
+    dash = 4 * line
+    for x in np.arange(x0, x1, 2 * dash).tolist():
+        for top in (y0, max(y0, y1 - line)):
+            draw.rectangle((x, top, min(x + dash, x1), min(top + line, y1)), fill=color)
+    for y in np.arange(y0, y1, 2 * dash).tolist():
+        for left in (x0, max(x0, x1 - line)):
+            draw.rectangle((left, y, min(left + line, x1), min(y + dash, y1)), fill=color)
 
 
 def _tag_box(

@@ -41,6 +41,7 @@ def draw_prediction(
     field: str,
     *,
     thresholds: ScoreThresholds | None = None,
+    best: bool = False,
 ) -> np.ndarray:
     """Draw a model's prediction on its image.
 
@@ -49,6 +50,7 @@ def draw_prediction(
         prediction: what the model's `postprocess` returned, on the CPU, in pixels of the image.
         field: the field to draw, one of `FIELDS`.
         thresholds: objects below the threshold of their class are left out; None: those below 0.5.
+        best: whether, if all are left out, the box with the highest score is drawn, dashed.
     Returns:
         (H', W', 3) uint8 RGB; small images are upscaled, and some fields have a legend below.
     """
@@ -61,6 +63,10 @@ def draw_prediction(
     if field == "text":
         return draw_caption(image, prediction["text"])
     confident = prediction["scores"] >= (thresholds or ScoreThresholds()).of(prediction["labels"])
+    if best and len(confident) and not confident.any() and "boxes_xyxy" in prediction:
+        first = prediction["scores"].argmax()[None]
+        boxes_xyxy, labels, scores = (prediction[name][first] for name in ("boxes_xyxy", "labels", "scores"))
+        return draw_detections(image, boxes_xyxy, labels, class_names, scores, dashed=True)
     draw = draw_masks if field == "masks" else draw_detections
     objects, labels, scores = (prediction[name][confident] for name in (field, "labels", "scores"))
     return draw(image, objects, labels, class_names, scores)
