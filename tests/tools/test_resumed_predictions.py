@@ -16,6 +16,7 @@ from helpers.untrained_runs import DETR, MASKS, make_run, make_video
 
 from vitkit.apps.inference.journal import Journal
 from vitkit.apps.inference.writing import Output, find_start
+from vitkit.io.folders import OUTPUT_LIST
 from vitkit.tools import predict
 
 NUM_IMAGES = 40
@@ -66,9 +67,9 @@ def kill(after: int, out: str, *options, inputs: str = "photos") -> None:
 
 
 def files(out: str) -> dict[str, bytes]:
-    """Return what a prediction has written, but for the lines of its processes."""
+    """Return what a prediction has written, but for the lines of its processes and the list of what is no data."""
     found = {str(path.relative_to(out)): path.read_bytes() for path in Path(out).rglob("*") if path.is_file()}
-    return {name: data for name, data in found.items() if not name.endswith(".jsonl")}
+    return {name: data for name, data in found.items() if not name.endswith((".jsonl", OUTPUT_LIST))}
 
 
 def test_killed_and_resumed_prediction_is_that_of_an_uninterrupted_one(photos, capsys):
