@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vitkit.apps.inference.translator import Alignment
 from vitkit.apps.inference.words import attention_of_words, join_words, word_spans
 from vitkit.data.synthetic.number_words import NumberWords
 from vitkit.text.vocabulary import Vocabulary
@@ -39,3 +40,25 @@ def test_a_words_attention_is_the_mean_of_its_tokens_to_the_sum_of_the_tokens_of
     weights = torch.tensor([[[0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.0, 0.0, 1.0]]])
     got = attention_of_words(weights, rows, columns)
     assert torch.allclose(got, torch.tensor([[[0.6, 0.4], [0.0, 1.0]]]))
+
+
+def test_a_compound_is_left_in_the_parts_that_translate_words():
+    tokens = ["▁", "ein", "und", "zwan", "zig", "▁ja", "h", "r"]
+    columns = ["▁t", "wenty", "-", "one", "▁years"]  # four words
+    weights = torch.tensor(
+        [
+            [0.1, 0.1, 0.3, 0.2, 0.3],  # a space alone is no part
+            [0.0, 0.1, 0.1, 0.8, 0.0],
+            [0.0, 0.1, 0.8, 0.1, 0.0],
+            [0.5, 0.4, 0.0, 0.1, 0.0],
+            [0.4, 0.5, 0.0, 0.0, 0.1],
+            [0.0, 0.0, 0.0, 0.0, 1.0],
+            [0.0, 0.0, 0.6, 0.0, 0.4],
+            [0.0, 0.0, 0.0, 0.0, 1.0],
+        ]
+    )
+    aligned = Alignment(weights, columns, tokens).by_word()
+    assert aligned.source_tokens == ["twenty", "-", "one", "years"]
+    assert aligned.target_tokens == ["ein", "und", "zwanzig", "jahr"]
+    expected = [[0.15, 0.2, 0.5, 0.15], [0.1, 0.8, 0.1, 0.0], [0.9, 0.0, 0.05, 0.05], [0.0, 0.2, 0.0, 0.8]]
+    torch.testing.assert_close(aligned.attention, torch.tensor(expected))

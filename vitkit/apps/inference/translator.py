@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.inference.inputs import make_batches
-from vitkit.apps.inference.words import attention_of_words, join_words
+from vitkit.apps.inference.words import aligned_spans, attention_of_words, join_words
 from vitkit.data.text.datasets import pad_tokens
 from vitkit.errors import DataError
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis, decode
@@ -49,9 +49,13 @@ class Alignment(NamedTuple):
     """The T tokens of the translation."""
 
     def by_word(self) -> "Alignment":
-        """Return the alignment of words, each joined from its tokens; see `attention_of_words`."""
+        """Return the alignment of words, each joined from its tokens; a word that translates several source words is
+        left in parts, see `aligned_spans`."""
         attention, source, target = self
-        return Alignment(attention_of_words(attention, target, source), join_words(source), join_words(target))
+        each = [slice(i, i + 1) for i in range(len(target))]
+        spans = aligned_spans(attention_of_words(attention, target, source, spans=each), target)
+        joined = attention_of_words(attention, target, source, spans=spans)
+        return Alignment(joined, join_words(source), join_words(target, spans))
 
 
 class TextModel:
