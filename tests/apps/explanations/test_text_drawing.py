@@ -68,3 +68,33 @@ def test_each_written_token_is_a_frame_of_the_animation(tmp_path):
             durations.append(image.info["duration"])
     assert durations == [500, 1500]
     assert all(frame.std() > 10 for frame in frames) and abs(frames[0] - frames[1]).max() > 50
+
+
+def test_heads_of_long_texts_are_drawn_in_several_lines(figures):
+    words = [f"word {k}" for k in range(40)]
+    layers = np.random.default_rng(0).dirichlet(np.ones(40), (2, 8, 3))  # two layers of eight heads, three rows
+    draw_heads(layers, "abc", words, "a.png")
+    draw_heads(layers[..., :5], "abc", words[:5], "a.png")
+    wide, narrow = figures
+    assert wide.get_figwidth() <= 16 and narrow.get_figwidth() < 16
+    shape = [figure.axes[0].get_gridspec().get_geometry() for figure in figures]
+    assert shape == [(8, 2), (2, 8)]
+    titles = [axis.get_title() for axis in wide.axes[:16]]
+    assert titles == [f"head {k}" for k in (*range(8), *range(8))]
+    drawn = np.stack([axis.images[0].get_array() for axis in wide.axes[:16]])
+    assert np.array_equal(drawn, layers.reshape(16, 3, 40))
+
+
+def test_the_best_beam_is_a_line_above_the_others():
+    nodes = [
+        (1, "a", None, -2.0, False),
+        (1, "b", None, -1.0, True),
+        (2, "c", 0, -3.0, False),
+        (2, "d", 1, -1.5, True),
+        (2, "e", 1, -4.0, False),
+        (3, "f", 2, -5.0, False),
+        (3, "</s>", 3, -1.6, True),
+        (4, "</s>", 5, -6.0, False),
+    ]
+    corners = text_drawing.beam_corners(nodes)
+    assert corners == [(1, -1), (1, 0), (2, -2), (2, 0), (2, -1), (3, -1), (3, 0), (4, -1)]

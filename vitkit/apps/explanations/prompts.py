@@ -38,8 +38,12 @@ def explain_prompt(predictor: Predictor, image: np.ndarray, request: ExplainRequ
     draw_box_words(view.image, attention, queries, chosen, result.file("box_words.png"))
     names = [f"query {k}: {attention.phrases[queries.labels[k]]}" for k in chosen]
     if len(attention.reads):
-        rows = attention.reads[:, :, chosen].numpy()
-        draw_heads(rows, names, attention.words, result.file("prompt_heads.png"), title="What queries read, by layer")
+        shown, note = _shown_words(attention, queries.labels[chosen].tolist(), chosen)
+        rows, words = attention.reads[:, :, chosen][..., shown].numpy(), [attention.words[k] for k in shown]
+        # Some heads attend to the end of the prompt alone, beside which the words of phrases would all be dark.
+        largest = float(rows[..., (attention.phrase_of[shown] >= 0).numpy()].max())
+        title = f"What queries read, by layer{note}"
+        draw_heads(rows, names, words, result.file("prompt_heads.png"), title=title, largest=largest)
         for query, name in zip(chosen, names):
             label, read = int(queries.labels[query]), attention.most_read(query)
             fraction = attention.on_phrase(query, label)

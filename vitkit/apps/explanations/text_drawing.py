@@ -21,6 +21,8 @@ _CELL = 0.3  # inches
 _MARGIN = 1.6
 _LONGEST_SIDE = 24.0
 _MIN_WIDTH = 4.2
+_PAGE_WIDTH = 16.0
+"""The width in inches from which on the heads of a layer are drawn in several lines."""
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
@@ -80,8 +82,10 @@ def draw_heads(
     path: str | Path,
     *,
     title: str = "",
+    largest: float | None = None,
 ) -> None:
-    """Save a PNG of attention matrices: a row of panels for each layer, a column for each head.
+    """Save a PNG of attention matrices: a row of panels for each layer, a column for each head; several rows for each
+    layer if one would be too wide to be read on a screen.
 
     All panels have one scale. It ends at the largest weight of the rows that see more than one token: a row that sees
     only one, such as a causal model's first, always has the weight 1.
@@ -92,21 +96,27 @@ def draw_heads(
         columns: S tokens that are attended to.
         path: the PNG's path; its folder is made.
         title: the figure's title.
+        largest: the end of the scale in place of that.
     """
     most, highest = max(len(heads) for heads in layers), max(float(heads.max()) for heads in layers)
-    largest = max(float(heads[(heads > 0).sum(-1) > 1].max(initial=0)) for heads in layers) or 1.0
+    if largest is None:
+        largest = max(float(heads[(heads > 0).sum(-1) > 1].max(initial=0)) for heads in layers) or 1.0
     width, height = (max(1.2, 0.16 * len(tokens)) for tokens in (columns, rows))
-    scale = min(1.0, 3 * _LONGEST_SIDE / max(most * width, len(layers) * height))
-    figure = _figure(scale * most * (width + 0.2) + 2.0, scale * len(layers) * (height + 0.25) + 1.6, title)
-    axes = figure.subplots(len(layers), most, squeeze=False)
-    for number, (line, heads) in enumerate(zip(axes, layers)):
-        for k, (axis, weights) in enumerate(zip(line, heads)):
+    across = max(n for n in range(1, most + 1) if n == 1 or (most % n == 0 and n * (width + 0.2) + 2.0 <= _PAGE_WIDTH))
+    if across < most:
+        height = max(0.6, 0.16 * len(rows))
+    lines = [(number, heads, k) for number, heads in enumerate(layers) for k in range(0, len(heads), across)]
+    scale = min(1.0, 3 * _LONGEST_SIDE / max(across * width, len(lines) * height))
+    figure = _figure(scale * across * (width + 0.2) + 2.0, scale * len(lines) * (height + 0.25) + 1.6, title)
+    axes = figure.subplots(len(lines), across, squeeze=False)
+    for i, (line, (number, heads, first)) in enumerate(zip(axes, lines)):
+        for k, (axis, weights) in enumerate(zip(line, heads[first:]), start=first):
             shown = axis.imshow(weights, cmap="magma", vmin=0, vmax=largest, aspect="auto")
             axis.set_xticks([])
             axis.set_yticks([])
-            if number == 0:
+            if i == 0 or across < most:
                 axis.set_title(f"head {k}", fontsize="small")
-            if number == len(layers) - 1:
+            if i == len(lines) - 1:
                 axis.set_xticks(range(len(columns)), _labels(columns), rotation=90, fontsize=6)
         line[0].set_yticks(range(len(rows)), _labels(rows), fontsize=6)
         line[0].set_ylabel(f"layer {number}", fontsize="small")
@@ -256,7 +266,7 @@ def animate_decoding(
 def draw_beams(
     nodes: Sequence[tuple[int, str, int | None, float, bool]], path: str | Path, *, root: str = "<s>", title: str = ""
 ) -> None:
-    """Save a PNG of the beams as a tree, the best hypothesis in green.
+    """Save a PNG of the beams as a tree, the best hypothesis in green on top, others in the order of their parents.
 
     Args:
         nodes: step, token, index of the parent in `nodes` (None: the beginning), summed log probability, and whether
@@ -266,18 +276,15 @@ def draw_beams(
         title: the figure's title.
     """
     steps = max(step for step, *_ in nodes)
-    ranks: dict[int, int] = {}
-    corners = []
-    for step, *_ in nodes:
-        corners.append((step, -ranks.get(step, 0)))
-        ranks[step] = ranks.get(step, 0) + 1
-    most = max(ranks.values())
-    figure = _figure(min(1.0 * steps + 1.5, 60), 0.5 * most + 1.0, title)
+    corners = beam_corners(nodes)
+    labels = _labels([token for _, token, *_ in nodes])
+    most = 1 - min(y for _, y in corners)
+    width = max(1.0, 0.1 * max(map(len, labels)) + 0.3)  # of a step, in inches
+    figure = _figure(min(width * steps + 1.5, 60), 0.5 * most + 1.0, title)
     axis = figure.subplots()
     axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6))
     axis.set_axis_off()
     axis.text(0, 0, root, ha="center", va="center", fontsize=8)
-    labels = _labels([token for _, token, *_ in nodes])
     for (x, y), token, (_, _, parent, log_prob, is_best) in zip(corners, labels, nodes):
         start = (0, 0) if parent is None else corners[parent]
         color = "tab:green" if is_best else "0.6"
@@ -285,3 +292,15 @@ def draw_beams(
         axis.text(x, y, token, ha="center", va="bottom", fontsize=8, color="black" if is_best else "0.35")
         axis.text(x, y, f"{log_prob:.1f}", ha="center", va="top", fontsize=6, color="0.5")
     save_figure(figure, path, dpi=120)
+
+
+def beam_corners(nodes: Sequence[tuple[int, str, int | None, float, bool]]) -> list[tuple[int, int]]:
+    """Return (step, y) of each node of `draw_beams`: the best hypothesis at 0, others below in their parents' order."""
+    corners: dict[int | None, tuple[int, int]] = {None: (0, 0)}
+    for step in sorted({step for step, *_ in nodes}):
+        of_step = [k for k, node in enumerate(nodes) if node[0] == step]
+        has_best = any(nodes[k][4] for k in of_step)
+        of_step.sort(key=lambda k: (not nodes[k][4], -corners[nodes[k][2]][1]))
+        # After its end, the line of the best hypothesis stays free.
+        corners |= {k: (step, -rank) for rank, k in enumerate(of_step, start=0 if has_best else 1)}
+    return [corners[k] for k in range(len(nodes))]
