@@ -129,6 +129,18 @@ def _official() -> Iterator[Rule]:
             ("decoder.lqe_layers.", "head.quality_embed."),
         ],
     )
+    yield from below("decoder.", "head.mask_head.", [*_MASKS, ("mask_head.", "embed.")])
+
+
+_MASKS = [
+    ("mask_decoder.lateral.{i}.", "pyramid.lateral.{i}.0."),
+    ("mask_decoder.bn.{i}.", "pyramid.lateral.{i}.1."),
+    ("mask_decoder.fusion_conv.", "pyramid.fusion.0."),
+    ("mask_decoder.fusion_norm.", "pyramid.fusion.1."),
+    ("mask_decoder.up_conv.", "pyramid.output.0."),
+    ("mask_decoder.bn1.", "pyramid.output.1."),
+]
+"""Names of the parts that D-FINE-seg makes its mask features with."""
 
 
 def _library() -> Iterator[Rule]:

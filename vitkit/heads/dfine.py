@@ -13,6 +13,7 @@ from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
 from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
+from vitkit.nn.mask_features import FINER
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.nn.rep_blocks import ConvNorm
@@ -72,12 +73,13 @@ class DFINEHead(QueryHead):
                 f"DFINEHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
             )
         self.d_model, self.num_queries, self.up = d_model, num_queries, up
-        self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in feature_info.values())
+        attended = {name: info for name, info in feature_info.items() if name != FINER}
+        self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in attended.values())
         self.proposals = LocationSelection("D-FINE", d_model, num_classes, activation=activation)
         layers = [
             DFINEDecoderLayer(
                 d_model,
-                len(feature_info),
+                len(attended),
                 num_heads=num_heads,
                 num_points=num_points,
                 d_ffn=d_ffn,
@@ -108,7 +110,8 @@ class DFINEHead(QueryHead):
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """
-        maps = {name: project(features[name]) for name, project in zip(features, self.input_proj)}
+        attended = [name for name in features if name != FINER]
+        maps = {name: project(features[name]) for name, project in zip(attended, self.input_proj)}
         levels = flatten_levels(maps, None, padding_mask)
         selection, queries = self.proposals(levels.tokens, levels, self.num_queries)
         if added is not None:

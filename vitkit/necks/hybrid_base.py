@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
+from vitkit.nn.mask_features import FINER
 from vitkit.nn.position import sine_positions_grid
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.nn.transformer import TransformerEncoderLayer
@@ -26,6 +27,7 @@ class HybridEncoderBase(nn.Module):
         out_channels: channels of each output.
         in_features: names of the maps to use, fine to coarse, each of half the stride of the next; None: all.
         num_heads, d_ffn, dropout: of the layer of self-attention, see `vitkit.nn.transformer`.
+        finer: name of a map that is passed on as it is, besides the others, for masks (D-FINE-seg's N).
         isolate_padding: whether padding is kept from affecting convolutions; False: it is treated like the image, as
             in the originals. The self-attention never sees padding. The model sets it.
     Raises:
@@ -41,24 +43,30 @@ class HybridEncoderBase(nn.Module):
         num_heads: int = 8,
         d_ffn: int = 1024,
         dropout: float = 0.0,
+        finer: str | None = None,
         isolate_padding: bool = False,
     ):
         super().__init__()
-        self.in_features = list(feature_info) if in_features is None else list(in_features)
+        others = [name for name in feature_info if name != finer]
+        self.encoded = others if in_features is None else list(in_features)
+        self.finer = finer
+        self.in_features = self.encoded if finer is None else [finer, *self.encoded]
         for name in self.in_features:
             if name not in feature_info:
                 raise ConfigError(
                     f"{type(self).__name__}: the backbone has no feature {name!r}. {nearest(name, feature_info)}"
                 )
-        infos = [feature_info[name] for name in self.in_features]
+        infos = [feature_info[name] for name in self.encoded]
         strides = [info.stride for info in infos]
         if not strides or strides != [strides[0] * 2**i for i in range(len(strides))]:
             raise ConfigError(
-                f"{type(self).__name__}: in_features {', '.join(self.in_features)} have strides "
+                f"{type(self).__name__}: in_features {', '.join(self.encoded)} have strides "
                 f"{', '.join(map(str, strides))}; expected each to be twice the previous one."
             )
         self.isolate_padding = isolate_padding
-        self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in self.in_features}
+        self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in self.encoded}
+        if finer is not None:
+            self.feature_info = {FINER: feature_info[finer], **self.feature_info}
         self.input_proj = nn.ModuleList(self.projection(info.channels, out_channels) for info in infos)
         self.encoder = TransformerEncoderLayer(
             out_channels, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, activation="gelu"
@@ -85,7 +93,7 @@ class HybridEncoderBase(nn.Module):
             downsample: returns the layer that halves a map, (B, C, H, W) -> (B, C, ceil(H / 2), ceil(W / 2)); called
                 with the padding mask.
         """
-        steps = range(len(self.in_features) - 1)
+        steps = range(len(self.encoded) - 1)
         self.lateral_convs = nn.ModuleList(lateral() for _ in steps)
         self.fpn_blocks = nn.ModuleList(fuse() for _ in steps)
         self.downsample_convs = nn.ModuleList(downsample() for _ in steps)
@@ -98,10 +106,10 @@ class HybridEncoderBase(nn.Module):
             features: name -> (B, channels, H, W).
             padding_mask: (B, H, W) bool at the size of the images, True = padding.
         Returns:
-            name -> (B, out_channels, H, W), fine to coarse.
+            name -> (B, out_channels, H, W), fine to coarse; before these "finer", a map as it is, if there is one.
         """
         isolated = padding_mask if self.isolate_padding else None
-        maps = [project(features[name]) for project, name in zip(self.input_proj, self.in_features)]
+        maps = [project(features[name]) for project, name in zip(self.input_proj, self.encoded)]
         maps[-1] = self._attend(maps[-1], padding_mask)
         # Top-down: each coarser map, doubled in size, joins the next finer one.
         for i, (lateral, fuse) in enumerate(zip(self.lateral_convs, self.fpn_blocks)):
@@ -112,7 +120,8 @@ class HybridEncoderBase(nn.Module):
         # Bottom-up.
         for i, (downsample, fuse) in enumerate(zip(self.downsample_convs, self.pan_blocks)):
             maps[i + 1] = fuse(self.join(downsample(maps[i], isolated), maps[i + 1]), isolated)
-        return dict(zip(self.in_features, maps))
+        finer = {} if self.finer is None else {FINER: features[self.finer]}
+        return {**finer, **dict(zip(self.encoded, maps))}
 
     def _attend(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Apply self-attention to the locations of a map, (B, C, H, W)."""
