@@ -90,7 +90,7 @@ def test_weights_are_written_with_the_names_of_the_original(case, model):
 
     written = OFFICIAL[0].table.write(dict(model.state_dict()), model)
     given = case.torch_state_dict()
-    ours = {name: value for name, value in written.items() if name in given}
-    missing = {name.split(".")[-1] for name in given.keys() - ours.keys()}
-    assert missing <= {"anchors", "valid_mask", "num_points_scale", "project"}
-    assert all(torch.equal(value.float(), given[name].float()) for name, value in ours.items())
+    computed = ("anchors", "valid_mask", "num_points_scale", "project")  # by the original, for its size of images
+    names = [name for name in given if name.split(".")[-1] not in computed]
+    different = [name for name in names if not torch.equal(written[name].float(), given[name].float())]
+    assert not different and len(names) > 400
