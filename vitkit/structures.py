@@ -18,6 +18,10 @@ PAD, UNK, BOS, EOS = range(4)
 """Token ids that every vocabulary has: padding, an unknown token, the beginning and the end of a sentence."""
 
 
+FINER = "finer"
+"""Name of a neck's map that is for masks alone, which no query attends to."""
+
+
 class FeatureInfo(NamedTuple):
     """One output of a backbone or neck."""
 

@@ -13,13 +13,12 @@ from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
 from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
-from vitkit.nn.mask_features import FINER
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
 from vitkit.registry import HEADS, Spec
-from vitkit.structures import FeatureInfo
+from vitkit.structures import FINER, FeatureInfo
 
 MAX_FLOAT16 = 65504
 """The largest number in float16."""

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.mask_features import FINER
 from vitkit.nn.position import sine_positions_grid
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.nn.transformer import TransformerEncoderLayer
 from vitkit.ops.images import resize_mask
 from vitkit.registry import nearest
-from vitkit.structures import FeatureInfo
+from vitkit.structures import FINER, FeatureInfo
 
 
 class HybridEncoderBase(nn.Module):

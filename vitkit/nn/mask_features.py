@@ -10,9 +10,6 @@ from vitkit.errors import ConfigError
 from vitkit.nn.padding import group_norm, zero_padding
 from vitkit.structures import FeatureInfo
 
-FINER = "finer"
-"""Name of a map that is for masks alone, which no query attends to."""
-
 MASK_FEATURES = "mask_features"
 """Name of the map whose product with a query's embedding is the query's mask."""
 
