@@ -18,6 +18,7 @@ from vitkit.apps.export_writing.metadata import resize_of
 from vitkit.apps.inference import load
 from vitkit.apps.visualization.canvas import class_color
 from vitkit.io.channel_files import read_channels
+from vitkit.io.folders import OUTPUT_LIST, is_output
 from vitkit.io.image_files import FORMATS, read_image
 from vitkit.structures import ImageSizes
 
@@ -71,7 +72,8 @@ def test_drawings_of_the_generated_program_replace_neither_inputs_nor_each_other
     with pytest.raises(SystemExit, match="0|False"):
         onnx_runner.main()
     assert paths[0].read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a_2.png", "a_3.png", "b"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a_2.png", "a_3.png", "b", OUTPUT_LIST}
+    assert is_output(tmp_path / "a_2.png") and is_output(tmp_path / "a_3.png") and not is_output(paths[0])
 
 
 def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, monkeypatch, capsys):

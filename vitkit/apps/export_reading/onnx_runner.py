@@ -265,6 +265,9 @@ class PromptReader:
         return np.array([[*tokens, numbers["eos"]]], np.int64), np.array([[*blocks, -1]], np.int64)
 
 
+OUTPUT_LIST = ".vitkit-output"  # lists what was drawn into its folder, which vitkit does not read as data
+
+
 def split_phrases(text):
     """Return the phrases of a text in which dots separate them, or of a list."""
     phrases = [normalize(part) for part in (text.split(".") if isinstance(text, str) else text)]
@@ -529,7 +532,10 @@ def main():
                 image = open_image(source, runner.info["preprocessing"]["channels"])
                 drawn = io.BytesIO()  # as Pillow does not notice that a disk is full while it writes a file
                 draw(image, result).save(drawn, "PNG")
-                free_path(args.out / f"{Path(source).stem}.png", taken).write_bytes(drawn.getvalue())
+                path = free_path(args.out / f"{Path(source).stem}.png", taken)
+                path.write_bytes(drawn.getvalue())
+                with open(args.out / OUTPUT_LIST, "a", encoding="utf-8", errors="surrogateescape") as listed:
+                    listed.write(f"{path.name}\n")
         except Exception as error:
             failed = True
             print(f"error: {source}: {error}", file=sys.stderr)
