@@ -3,6 +3,7 @@
 Sizes are (height, width) in pixels. Padding masks are bool with True = padding.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypedDict
@@ -50,6 +51,8 @@ class DetectionTarget(TypedDict, total=False):
     | `boxes_cxcywh` | (N, 4) float32 | in 0..1 of the transformed image, without padding |
     | `masks` | (N, H, W) bool | of the transformed image, without padding; only when the dataset loads masks |
     | `has_masks` | (N,) bool | objects with a mask, by default all; rows of others are empty, their boxes train |
+    | `keypoints` | (N, K, 3) float32 | x, y and visibility, see below; only when the dataset loads keypoints |
+    | `areas` | (N,) float32 | of whole objects in pixels of the transformed image, for OKS; only with keypoints |
     | `image_id` | int | raw id in the annotation file |
     | `image_size` | (int, int) | height and width of the transformed image, without padding |
     | `original_size` | (int, int) | those of the stored image, turned by its EXIF; predictions are scaled to them |
@@ -63,12 +66,18 @@ class DetectionTarget(TypedDict, total=False):
     empty. Evaluators ask the dataset for the truth in the original size. `phrase_spans` are, for each object, the
     characters [begin, end) of its phrase that name it, and become `positive_map`; without them all of it does.
     `negative_labels` are the only classes that a prompt may have besides those shown.
+
+    Keypoints are in pixels from the top left corner of the transformed image, without padding. Visibility is 0 for a
+    point that is not labeled or outside the image, with x = y = 0, 1 for one that is hidden, and 2 for a visible one;
+    an object with a box only has zeros. `areas` are the annotation's, scaled as the image is: a crop cuts nothing off.
     """
 
     labels: Tensor
     boxes_cxcywh: Tensor
     masks: Tensor
     has_masks: Tensor
+    keypoints: Tensor
+    areas: Tensor
     image_id: int
     image_size: tuple[int, int]
     original_size: tuple[int, int]
@@ -76,6 +85,74 @@ class DetectionTarget(TypedDict, total=False):
     phrases: list[str]
     phrase_spans: list[list[tuple[int, int]]]
     negative_labels: Sequence[int]
+
+
+OBJECT_FIELDS = ("labels", "boxes_cxcywh", "masks", "has_masks", "keypoints", "areas")
+"""The fields of a `DetectionTarget` that are tensors with a row for each object."""
+
+
+@dataclass(frozen=True)
+class KeypointInfo:
+    """The K points that objects have: what they are called, joined by, exchanged with and measured by.
+
+    Raises:
+        ValueError: names are repeated, or something refers to a point that does not exist.
+    """
+
+    names: tuple[str, ...]
+    skeleton: tuple[tuple[int, int], ...] = ()
+    """Pairs of points, counted from 0, that are joined by a limb in drawings."""
+    flip_pairs: tuple[tuple[int, int], ...] = ()
+    """Pairs of points, counted from 0, that a mirrored image exchanges, such as the left and the right eye."""
+    sigmas: tuple[float, ...] = ()
+    """How exactly each point can be located, relative to the square root of the object's area, for OKS: the standard
+    deviation between annotators; K values."""
+
+    def __post_init__(self) -> None:
+        count = len(self.names)
+        if repeated := [name for k, name in enumerate(self.names) if name in self.names[:k]]:
+            raise ValueError(f"two keypoints are called {repeated[0]!r}; expected different names.")
+        for field in ("skeleton", "flip_pairs"):
+            for pair in getattr(self, field):
+                if len(pair) != 2 or not all(0 <= point < count for point in pair) or pair[0] == pair[1]:
+                    raise ValueError(f"{field} has {list(pair)}; expected two different of the {count} keypoints.")
+        ends = [point for pair in self.flip_pairs for point in pair]
+        if repeated := [self.names[point] for k, point in enumerate(ends) if point in ends[:k]]:
+            raise ValueError(f"flip_pairs has {repeated[0]!r} twice; expected pairs, each keypoint in at most one.")
+        if len(self.sigmas) != count or not all(0 < sigma < math.inf for sigma in self.sigmas):
+            raise ValueError(f"got {len(self.sigmas)} sigmas {list(self.sigmas)}; expected {count} numbers above 0.")
+
+    @property
+    def flip_order(self) -> list[int]:
+        """For each point, the one whose place it takes in a mirrored image; itself, if it is in no pair."""
+        order = list(range(len(self.names)))
+        for a, b in self.flip_pairs:
+            order[a], order[b] = b, a
+        return order
+
+    def take(self, names: Sequence[str]) -> "KeypointInfo":
+        """Return the same points in the order of these names."""
+        place = {self.names.index(name): k for k, name in enumerate(names)}
+        skeleton, pairs = (tuple((place[a], place[b]) for a, b in x) for x in (self.skeleton, self.flip_pairs))
+        return KeypointInfo(tuple(names), skeleton, pairs, tuple(self.sigmas[point] for point in place))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values that JSON can hold."""
+        pairs = {"skeleton": [*map(list, self.skeleton)], "flip_pairs": [*map(list, self.flip_pairs)]}
+        return {"names": list(self.names), **pairs, "sigmas": list(self.sigmas)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "KeypointInfo":
+        """Restore the points from the values that `to_json` returned.
+
+        Raises:
+            ValueError: the values do not have the form that `to_json` writes.
+        """
+        try:
+            pairs = {name: tuple((int(a), int(b)) for a, b in values[name]) for name in ("skeleton", "flip_pairs")}
+            return cls(names=tuple(map(str, values["names"])), sigmas=tuple(map(float, values["sigmas"])), **pairs)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not keypoints: {str(values)[:100]}") from error
 
 
 def describe_image(index: int, target: DetectionTarget) -> str:
@@ -177,6 +254,14 @@ class InstanceDetections(Detections):
 
     masks: Tensor
     """(N, H, W) bool, at the size of the original image."""
+
+
+class KeypointDetections(Detections):
+    """Detections with keypoints."""
+
+    keypoints: Tensor
+    """(N, K, 3) float32: x and y in pixels of the original image, and the confidence in each point, in 0..1; 1 from a
+    model that predicts none."""
 
 
 class SemanticPrediction(TypedDict):

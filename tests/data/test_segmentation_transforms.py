@@ -76,7 +76,8 @@ def test_default_scales_are_the_originals():
 
 
 def test_crops_with_too_much_of_one_class_are_drawn_again():
-    image, *_, segment_map = regions(64, 256)
+    regions_ = regions(64, 256)
+    image, segment_map = regions_.image, regions_.segment_map
     segment_map = np.where(segment_map == 1, 1, 2).astype(np.uint8)  # a quarter of class 1 at the left
     segment_map[:8] = 0  # ignored pixels do not count
     sample = AnnotatedImage(image, segment_map=segment_map)

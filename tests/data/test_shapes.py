@@ -130,7 +130,7 @@ def test_dataset_is_built_from_a_config_and_iteration_ends():
 def test_dataset_passes_image_and_seed_to_its_transforms():
     def keep_first(sample, *, seed=None):
         assert seed == 11
-        image, boxes_xyxy, labels, masks, _ = sample
+        image, boxes_xyxy, labels, masks = sample[:4]
         return AnnotatedImage(image[:, ::2], boxes_xyxy[:1] * (0.5, 1, 0.5, 1), labels[:1], masks[:1, :, ::2])
 
     plain = ShapesDetection(4, image_size=64, min_objects=2, masks=True)

@@ -22,7 +22,7 @@ def blocks(height=480, width=640):
 
 def assert_consistent(result):
     """Check that the box, the mask and the colored pixels of each object agree within a pixel."""
-    image, boxes_xyxy, labels, masks, _ = result
+    image, boxes_xyxy, labels, masks = result[:4]
     assert len(boxes_xyxy) == len(labels) == len(masks)
     assert masks.shape[1:] == image.shape[:2] and image.dtype == np.uint8 and boxes_xyxy.dtype == np.float32
     for box, label, mask in zip(boxes_xyxy, labels, masks):

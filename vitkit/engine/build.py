@@ -25,6 +25,7 @@ from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.model import Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
+from vitkit.structures import KeypointInfo
 from vitkit.text.vocabulary import SPACE, Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights
@@ -126,6 +127,8 @@ def collect_dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabu
     """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
     about = {"classes": dataset.classes, "category_ids": dataset.category_ids, "things": dataset.things}
     metadata: dict[str, Any] = {name: value for name, value in about.items() if value is not None}
+    if dataset.keypoints is not None:
+        metadata["keypoints"] = dataset.keypoints.to_json()
     if vocabularies:
         metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
     return metadata
@@ -136,6 +139,7 @@ def build_model(
     *,
     classes: Sequence[str] | None = None,
     things: Sequence[bool] | None = None,
+    keypoints: KeypointInfo | None = None,
     vocabularies: Mapping[str, Vocabulary] | None = None,
 ) -> Model:
     """Build a config's `model` section.
@@ -146,6 +150,8 @@ def build_model(
         classes: the dataset's class names, whose number sets the size of the model's head; None leaves it to the spec.
         things: for each class, whether it has instances, for models with such an argument; None: those in the spec, or
             all.
+        keypoints: the dataset's keypoints, for models with an argument `num_keypoints`, whose heads they size, or
+            `keypoint_sigmas`; None leaves these to the spec.
         vocabularies: those of the text that the model reads ("source") and writes ("target"), for models with such
             arguments.
     Raises:
@@ -169,6 +175,10 @@ def build_model(
         same_classes = num_classes == len(classes)
         stated_things = stated.pop("things", None)
         arguments["things"] = list(things) if things is not None else stated_things if same_classes else None
+    if keypoints is not None:
+        sizes = {"num_keypoints": len(keypoints.names), "keypoint_sigmas": list(keypoints.sigmas)}
+        arguments |= {name: value for name, value in sizes.items() if name in parameters}
+        stated = {name: value for name, value in stated.items() if name not in sizes}
     return _build(stated, **arguments)
 
 
@@ -195,7 +205,9 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
                 "the dataset's classes size the model."
             )
     check_prompts(config["model"], dataset)
-    model = build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
+    model = build_model(
+        config["model"], classes=classes, things=dataset.things, keypoints=dataset.keypoints, vocabularies=vocabularies
+    )
     backbone, channels = child(model, "backbone"), config["data"].get("channels")
     if backbone is not None and in_channels(backbone) != (channels or 3):
         raise ConfigError(
@@ -235,7 +247,8 @@ def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset 
 
     Args:
         classes: names of the dataset's classes; None if it has none.
-        dataset: the training dataset, whose images are counted by class for `federated_classes`.
+        dataset: the training dataset, whose images are counted by class for `federated_classes`, and whose keypoints
+            give a criterion its `keypoint_sigmas`, if it has this argument.
     Raises:
         ConfigError: the section is invalid, or `class_weights` are not for these classes.
     """
@@ -247,6 +260,9 @@ def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset 
         spec = {**spec, "class_weights": _in_class_order(spec["class_weights"], classes or ())}
     if dataset is not None and spec.get("federated_classes") is not None and spec.get("image_counts") is None:
         spec = {**spec, "image_counts": _count_images(dataset)}
+    keypoints, parameters = None if dataset is None else dataset.keypoints, parameters_of(CRITERIA.resolve(spec)[0])
+    if keypoints is not None and "keypoint_sigmas" in parameters and spec.get("keypoint_sigmas") is None:
+        spec = {**spec, "keypoint_sigmas": list(keypoints.sigmas)}
     criterion = CRITERIA.build(spec)
     return criterion
 

@@ -19,6 +19,8 @@ MAX_SEGMENT_ID = (1 << 24) - 1
 """Largest segment id: a panoptic PNG has three channels of one byte."""
 _NUMBERS = frozenset((int, float))
 _BOX_LIMIT = 2**31
+_OUTSIDE = 0.5
+"""Pixels by which a keypoint may lie outside its image: annotation tools round."""
 _NAME_LIMIT = 1024
 _NAME_BYTES = 255
 """Longest name of a file or folder, in bytes, on today's file systems."""
@@ -205,7 +207,7 @@ class AnnotationChecks:
     """
 
     def __init__(self, content: Mapping[str, Any], fields: Mapping[str, Field] | None = None):
-        self._images = content["images"]
+        self._images, self._categories = content["images"], content.get("categories", ())
         self.fields = _references(content, image_id="images")
         self.fields |= _references(content, category_id="categories") | ANNOTATION if fields is None else fields
 
@@ -252,6 +254,24 @@ class AnnotationChecks:
                 issues.append(entries.issue(position, "segmentation", expected, remedy))
         return issues
 
+    def keypoint_issues(self, annotations: Sequence[Mapping[str, Any]], start: int = 0) -> list[FileIssue]:
+        """Check keypoints, where there are no `field_issues`; an annotation without them is not an issue."""
+        entries = self._entries(annotations, start)
+        issues = []
+        for position, annotation in enumerate(annotations):
+            if annotation.get("keypoints") is None:
+                continue
+            count = self._num_keypoints.get(annotation["category_id"], 0)
+            expected = _describe_wrong_keypoints(annotation, count, *self._sizes[annotation["image_id"]])
+            if expected:
+                remedy = "Correct it, or train without keypoints (keypoints=False)."
+                issues.append(entries.issue(position, "keypoints", expected, remedy))
+        return issues
+
+    @cached_property
+    def _num_keypoints(self) -> dict[int, int]:
+        return {category["id"]: len(category.get("keypoints") or ()) for category in self._categories}
+
     @cached_property
     def _sizes(self) -> dict[int, tuple[int, int]]:
         return {image["id"]: (image["height"], image["width"]) for image in self._images}
@@ -270,6 +290,27 @@ class AnnotationChecks:
             return f"annotation {_id_or_position(annotation, start + position)} (image {reprlib.repr(image)})"
 
         return _Entries("annotations", annotations, name, start)
+
+
+def _describe_wrong_keypoints(annotation: Mapping[str, Any], count: int, height: int, width: int) -> str | None:
+    """Return what was expected of the keypoints of an annotation, of which there are `count`; None: they are right."""
+    keypoints = annotation.get("keypoints")
+    if not count:
+        return None if not keypoints else "none, as its category names none"
+    if not isinstance(keypoints, list) or len(keypoints) != 3 * count:
+        got = f"not {len(keypoints)}" if isinstance(keypoints, list) else "in a list"
+        return f"3 x {count} numbers, x, y and visibility of each of its category's keypoints, {got}"
+    if not all(map(is_number, keypoints)):
+        return "finite numbers only"
+    if not {0, 1, 2}.issuperset(keypoints[2::3]):
+        return "visibilities of 0 (not labeled), 1 (hidden) or 2 (visible)"
+    for point, (x, y, seen) in enumerate(zip(keypoints[::3], keypoints[1::3], keypoints[2::3])):
+        if seen and not (-_OUTSIDE <= x <= width + _OUTSIDE and -_OUTSIDE <= y <= height + _OUTSIDE):
+            return f"points inside the image of {width}x{height} pixels, not {point + 1} at ({x:g}, {y:g})"
+    labeled = sum(map(bool, keypoints[2::3]))
+    if annotation.get("num_keypoints", labeled) != labeled:
+        return f"as many labeled points as its num_keypoints {annotation['num_keypoints']!r}, not {labeled}"
+    return None
 
 
 class IssueCounts:

@@ -182,12 +182,14 @@ def _find_shown_points(polygon: Sequence[float], height: int, width: int) -> np.
 
 
 def object_area(annotation: dict[str, Any]) -> float:
-    """Return the area by which an object's size is judged: of its box without a mask, otherwise as annotated.
+    """Return the area by which an object's size is judged: as annotated, or of its box if it has no mask.
 
-    Exporters that have no masks write 0, 1 or the image's area.
+    Exporters that have no masks write 0, 1 or the image's area; beside keypoints, only such an area is not used.
     """
-    _, _, width, height = annotation["bbox"]
-    return annotation.get("area", width * height) if annotation.get("segmentation") else width * height
+    width, height = annotation["bbox"][2:]
+    area = annotation.get("area", width * height)
+    is_area = annotation.get("segmentation") or (annotation.get("keypoints") and 1 < area <= width * height)
+    return area if is_area else width * height
 
 
 def mask_annotation(mask: np.ndarray) -> dict[str, Any]:

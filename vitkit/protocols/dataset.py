@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, Protocol
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.structures import Batch, PanopticMap, Sample
+from vitkit.structures import Batch, KeypointInfo, PanopticMap, Sample
 
 
 class Dataset(ABC):
@@ -38,6 +38,8 @@ class Dataset(ABC):
     """The annotations' own identifier of each class, in the order of the labels."""
     things: Sequence[bool] | None = None
     """For each class, whether it has instances (things, not stuff)."""
+    keypoints: KeypointInfo | None = None
+    """The keypoints of its objects; None: it has none."""
     task: str | None = None
     """The kind of segments in its samples: "semantic", "instance" or "panoptic"."""
     image_ids: Sequence[Any] | None = None
@@ -156,6 +158,10 @@ class Dataset(ABC):
             category_ids: the identifier of each class; None: the dataset's own, and new ones for classes it lacks.
         """
         self._lacks(f"classes that can be chosen, here {', '.join(classes)[:200]}")
+
+    def use_keypoints(self, names: Sequence[str]) -> None:
+        """Number the keypoints by these names, which are its own in another order."""
+        self._lacks(f"keypoints that can be put in another order, here {', '.join(names)[:200]}")
 
     def phrases(self) -> Iterable[str] | None:
         """Return all phrases of its samples' targets, from which a vocabulary may be learned; None if they have none,

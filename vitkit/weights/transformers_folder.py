@@ -23,7 +23,7 @@ from vitkit.weights.marian import Tokens
 CONFIG = "config.json"
 METADATA = "vitkit"
 """Key in the header of a .safetensors file of the entries, as JSON, that a checkpoint has besides the weights."""
-MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
+MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "keypoints", "vocabularies", "measured")
 """Entries of a checkpoint that its model needs in addition to the weights."""
 INDEX_SUFFIX = ".index.json"
 WEIGHTS = (

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from vitkit.data.synthetic.shapes import make_image_record, make_instance_annotations
-from vitkit.data.synthetic.world import World, panoptic_categories, thing_categories
+from vitkit.data.synthetic.shapes import make_image_record, make_instance_annotations, with_keypoints
+from vitkit.data.synthetic.world import SHAPE_KEYPOINTS, World, panoptic_categories, thing_categories
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.keypoints import keypoint_fields
 from vitkit.io.output import write_bytes, write_text
 from vitkit.ops.label_maps import ids_to_colors
 
@@ -28,7 +29,7 @@ def write_shapes(
     overwrite: bool = False,
     **drawn: Any,
 ) -> None:
-    """Write the synthetic world to a folder: images, boxes, masks, captions, panoptic and semantic maps.
+    """Write the synthetic world to a folder: images, boxes, masks, keypoints, captions, panoptic and semantic maps.
 
     Args:
         out: the folder, in which OUT/train2017, OUT/val2017 and OUT/annotations are laid out like COCO's;
@@ -70,14 +71,16 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     image_folder, panoptic_folder, semantic_folder = folders
-    images, instances, captions, panoptic = [], [], [], []
+    images, instances, keypoints, captions, panoptic = [], [], [], [], []
     for index in range(num_images):
         scene = world.scene(index)
         image_id = index + 1
         record = make_image_record(image_id, scene, suffix)
         map_name = Path(record["file_name"]).with_suffix(".png").name
         images.append(record)
-        instances += make_instance_annotations(scene, image_id, len(instances) + 1)
+        objects = make_instance_annotations(scene, image_id, len(instances) + 1)
+        instances += objects
+        keypoints += with_keypoints(scene, objects)
         captions.append({"id": image_id, "image_id": image_id, "caption": scene.caption})
         panoptic.append({"image_id": image_id, "file_name": map_name, "segments_info": scene.segments_info})
         write_image(image_folder / record["file_name"], scene.image)
@@ -87,6 +90,10 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
             print(f"{name}: {index + 1}/{num_images} images", flush=True)
     files = {
         "instances": {"annotations": instances, "categories": thing_categories()},
+        "keypoints": {
+            "annotations": keypoints,
+            "categories": [category | keypoint_fields(SHAPE_KEYPOINTS) for category in thing_categories()],
+        },
         "captions": {"annotations": captions},
         "panoptic": {"annotations": panoptic, "categories": panoptic_categories()},
     }

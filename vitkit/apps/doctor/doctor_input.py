@@ -106,7 +106,11 @@ class DoctorCase:
         try:
             check_prompts(self.config["model"], dataset)
             model = build_model(
-                self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
+                self.config["model"],
+                classes=classes,
+                things=dataset.things,
+                keypoints=dataset.keypoints,
+                vocabularies=vocabularies_of(dataset),
             )
             add_teacher(model, classes)
         except VitkitError as error:

@@ -20,7 +20,7 @@ from vitkit.apps.export_reading.loading import (
 from vitkit.apps.export_reading.settings import PROGRAM_SUFFIX, Runtime
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.apps.inference.trained_classes import category_ids_of, read_trained_classes
+from vitkit.apps.inference.trained_classes import category_ids_of, keypoints_of, read_trained_classes
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import check_architecture, read_config
@@ -120,7 +120,8 @@ def load(
     spec = config["model"]
     if isinstance(spec, Mapping) and not training_queries:
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
-    built = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
+    keypoints = keypoints_of(located.metadata, str(located))
+    built = build_model(spec, classes=classes, things=things, keypoints=keypoints, vocabularies=vocabularies)
     model, report = open_weights(built, located, classes=classes, spec=spec, runtime=runtime)
     model = model.to(device)
     if "source" in vocabularies:

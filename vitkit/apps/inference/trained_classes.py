@@ -9,6 +9,7 @@ from timm.data import ImageNetInfo
 from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.registry import MODELS
+from vitkit.structures import KeypointInfo
 from vitkit.weights.contents import classes_of
 
 _NUMBERS_WITH_NAMES = (80, 91, 133, 250, 1000)
@@ -69,6 +70,20 @@ def category_ids_of(checkpoint: Mapping[str, Any], name: str, classes: Sequence[
     """
     coco = {COCO_CLASSES: COCO_CATEGORY_IDS, COCO_PANOPTIC_CLASSES: COCO_PANOPTIC_CATEGORY_IDS}
     return _by_class(checkpoint, "category_ids", name, len(classes)) or coco.get(tuple(classes))
+
+
+def keypoints_of(checkpoint: Mapping[str, Any], name: str) -> KeypointInfo | None:
+    """Return the keypoints that a run's checkpoint was trained on; None: none, or official weights.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    try:
+        return None if checkpoint.get("keypoints") is None else KeypointInfo.from_json(checkpoint["keypoints"])
+    except ValueError as error:
+        raise CheckpointError(
+            f"{name}: damaged: its keypoints cannot be read ({error}). Get the file again."
+        ) from error
 
 
 def _by_class(checkpoint: Mapping[str, Any], key: str, name: str, num_classes: int) -> list[int] | list[str] | None:

@@ -57,6 +57,10 @@ class AnnotationTable(ImageTable):
     """(bytes,) uint8, marshalled polygons or run lengths in COCO's format, in the order of the file; None: no masks."""
     segmentation_spans: np.ndarray | None = None
     """(M, 2) int64, where each object's segmentation begins and ends in `segmentations`."""
+    keypoints: np.ndarray | None = None
+    """(M, K, 3) float32: x, y in pixels and visibility, see `DetectionTarget`; None: no keypoints."""
+    areas: np.ndarray | None = None
+    """(M,) float32 area of each object in pixels, as annotated; only with keypoints."""
 
     def with_classes(
         self, classes: Sequence[str], category_ids: Sequence[int], labels: np.ndarray
@@ -68,15 +72,14 @@ class AnnotationTable(ImageTable):
         """
         new = labels[self.labels]
         is_kept = new >= 0
-        spans = None if self.segmentation_spans is None else self.segmentation_spans[is_kept]
+        of_objects = {name: vars(self)[name] for name in ("boxes_xyxy", "segmentation_spans", "keypoints", "areas")}
         return replace(
             self,
             classes=list(classes),
             category_ids=list(category_ids),
             offsets=np.concatenate([[0], np.cumsum(is_kept)])[self.offsets],
             labels=new[is_kept],
-            boxes_xyxy=self.boxes_xyxy[is_kept],
-            segmentation_spans=spans,
+            **{name: None if rows is None else rows[is_kept] for name, rows in of_objects.items()},
         )
 
     def image_indices(self) -> np.ndarray:

@@ -24,7 +24,7 @@ from vitkit.io.shared_memory import flat_text
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import Spec
-from vitkit.structures import Sample
+from vitkit.structures import OBJECT_FIELDS, Sample
 
 
 class BaseImageDataset(Dataset):
@@ -185,8 +185,12 @@ class DetectionDataset(BaseImageDataset):
         }
         if annotated.masks is not None:
             target["masks"] = torch.from_numpy(annotated.masks.astype(bool))
+        if annotated.keypoints is not None:
+            target["keypoints"] = torch.from_numpy(annotated.keypoints.astype(np.float32))
+            target["areas"] = torch.from_numpy(annotated.areas.astype(np.float32))
+        if annotated.masks is not None:
             visible = target["masks"].flatten(1).any(1)
-            for name in ("labels", "boxes_cxcywh", "masks"):
+            for name in target.keys() & OBJECT_FIELDS:
                 target[name] = target[name][visible]
         return Sample(image=to_tensor(annotated.image), target=target)
 

@@ -5,11 +5,11 @@ Annotations in other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label images
 
 import logging
 import marshal
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -27,9 +27,18 @@ from vitkit.io.shared_memory import share
 from vitkit.io.spooled_bytes import SpooledLists, read_lists
 from vitkit.io.stored_arrays import MIN_BYTES, load_or_build_arrays
 from vitkit.registry import DATASETS, Spec
+from vitkit.structures import KeypointInfo
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
+
+
+class KeypointOptions(TypedDict, total=False):
+    """What is said of keypoints in place of the file, all by their names; see `KeypointInfo`."""
+
+    flip_pairs: Sequence[Sequence[str]]
+    sigmas: Mapping[str, float]
+    skeleton: Sequence[Sequence[str]]
 
 
 @DATASETS.register
@@ -46,6 +55,9 @@ class CocoDetection(ListedObjects):
         transforms: see `BaseImageDataset`.
         masks: also load instance masks, in which case every annotation needs one; objects without a visible pixel are
             removed. Otherwise invalid masks are ignored, with a warning.
+        keypoints: also load keypoints, of the points that the file's categories name. What the file does not say, or
+            says otherwise, may be given by these names: dict(flip_pairs=[["left_eye", "right_eye"]], sigmas={"tail":
+            0.1}, skeleton=[["nose", "tail"]]).
         bad_boxes: what to do with boxes that have no width or height or lie outside their image: "error", or "drop" to
             remove and count them. Negative sizes and numbers that are not finite are always errors.
         first: use only the first `first` images of the file, for instance to check that a model can overfit them.
@@ -70,6 +82,7 @@ class CocoDetection(ListedObjects):
         *,
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
+        keypoints: bool | KeypointOptions = False,
         bad_boxes: str = "error",
         first: int | None = None,
         format: str | None = None,
@@ -79,7 +92,7 @@ class CocoDetection(ListedObjects):
     ):
         if bad_boxes not in ("error", "drop"):
             raise ConfigError(f"dataset CocoDetection: bad_boxes is {bad_boxes!r}; expected 'error' or 'drop'.")
-        self.masks = masks
+        self.masks, self._keypoints = masks, keypoints
         super().__init__(transforms)
         self.annotation_file = Path(annotations)
         self.bad_boxes = bad_boxes
@@ -94,6 +107,8 @@ class CocoDetection(ListedObjects):
         for level, message in stored.pop("messages"):
             logger.log(level, message)
         self.store = ImageStore(stored.pop("folder"))
+        if (info := stored.pop("keypoint_info", None)) is not None:
+            self.keypoints = KeypointInfo.from_json(info)
         self.table = AnnotationTable(**stored).share()
         if not self.store.has(self.file_name(0)):
             raise DataError(
@@ -107,6 +122,7 @@ class CocoDetection(ListedObjects):
             return build()
         source = {**asdict(self._source), "annotations": None, "images": str(self._source.images)}
         settings = [type(self).__qualname__, part, source, self.masks, self.bad_boxes, self._allow_outside]
+        settings += [self._keypoints] if self._keypoints else []
         return load_or_build_arrays(self.annotation_file, settings, build)
 
     def _read_table(self) -> dict[str, Any]:
@@ -129,12 +145,21 @@ class CocoDetection(ListedObjects):
         messages.append((logging.INFO, text))
         if wrong := file.wrong_segmentation:
             messages.append((logging.WARNING, f"{name}: {wrong.count} invalid masks are ignored, such as: {wrong}"))
-        return {**table.to_dict(), "folder": str(file.folder), "messages": messages}
+        read = {**table.to_dict(), "folder": str(file.folder), "messages": messages}
+        if self._keypoints:
+            from vitkit.io.keypoints import read_keypoint_info  # few datasets have keypoints
+
+            options = None if self._keypoints is True else self._keypoints
+            info, notes = read_keypoint_info(file.content["categories"], name, options)
+            messages += [(logging.INFO, f"{name}: {note}") for note in notes]
+            read["keypoint_info"] = info.to_json()
+        return read
 
     def _read(self, *, log: bool = True) -> DetectionFile:
         return DetectionFile(
             self._source,
             masks=self.masks,
+            keypoints=bool(self._keypoints),
             drop_bad_boxes=self.bad_boxes == "drop",
             in_parts=self._is_large,
             log=log,
@@ -150,7 +175,11 @@ class CocoDetection(ListedObjects):
         image, table = self.load_image(index), self.table
         rows = slice(table.offsets[index], table.offsets[index + 1])
         masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None
-        return AnnotatedImage(image, table.boxes_xyxy[rows], table.labels[rows], masks)
+        annotated = AnnotatedImage(image, table.boxes_xyxy[rows], table.labels[rows], masks)
+        if self.keypoints is None:
+            return annotated
+        points = {"keypoints": table.keypoints[rows], "areas": table.areas[rows]}
+        return annotated._replace(**points, flip_order=self.keypoints.flip_order)
 
     def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
         masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)
@@ -190,6 +219,11 @@ class CocoDetection(ListedObjects):
         }
         self.table = self.table.with_classes(classes, category_ids, labels).share()
 
+    def use_keypoints(self, names: Sequence[str]) -> None:
+        order = [self.keypoints.names.index(name) for name in names]
+        self.keypoints = self.keypoints.take(names)
+        self.table = replace(self.table, keypoints=self.table.keypoints[:, order]).share()
+
     def ground_truth(self) -> dict[str, Any]:
         """Return the annotations for evaluation by pycocotools: unclipped and with crowd regions.
 
@@ -212,6 +246,10 @@ class CocoDetection(ListedObjects):
             for annotation in annotations:
                 annotation["category_id"] = self._id_of_raw.get(annotation["category_id"])
             annotations = [annotation for annotation in annotations if annotation["category_id"] is not None]
+        if self.keypoints is not None:
+            from vitkit.io.keypoints import order_keypoints  # few datasets have keypoints
+
+            order_keypoints(content["categories"], annotations, self.keypoints)
         return {**content, "annotations": annotations}
 
     def _read_truth(self) -> dict[str, np.ndarray]:

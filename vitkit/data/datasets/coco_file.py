@@ -33,7 +33,7 @@ from vitkit.io.coco_schema import (
 from vitkit.io.folders import matches_any
 from vitkit.io.json_files import read_json
 from vitkit.io.json_stream import read_json_parts
-from vitkit.io.segmentations import visible_box
+from vitkit.io.segmentations import object_area, visible_box
 from vitkit.io.spooled_bytes import SpooledBytes, SpooledLists
 
 logger = logging.getLogger("vitkit")
@@ -178,6 +178,7 @@ class DetectionFile:
     Args:
         source: the file, and which of its images are used.
         masks: every annotation needs a valid segmentation; otherwise invalid ones are removed.
+        keypoints: also check keypoints, and read them into the table.
         drop_bad_boxes: leave out annotations whose box is empty or outside its image, in place of an error.
         in_parts: read a COCO file without holding its annotations in memory; nothing is logged.
         log: see `AnnotationSource.read_unchecked`.
@@ -198,12 +199,14 @@ class DetectionFile:
         source: AnnotationSource,
         *,
         masks: bool = True,
+        keypoints: bool = False,
         drop_bad_boxes: bool = False,
         in_parts: bool = False,
         log: bool = True,
         check: Callable[[dict[str, Any]], list[FileIssue]] = lambda content: [],
     ):
-        self._source, self._masks, self._drop_bad_boxes, self._check = source, masks, drop_bad_boxes, check
+        self._source, self._masks, self._keypoints = source, masks, keypoints
+        self._drop_bad_boxes, self._check = drop_bad_boxes, check
         _, content, self.folder, self.notes, self._parts = (
             source.read_parts() if in_parts else source.read_unchecked(log=log)
         )
@@ -233,7 +236,8 @@ class DetectionFile:
         Raises:
             DataError: an annotation is invalid; at the end, as the message counts all of them.
         """
-        no_objects, bad_boxes, wrong_masks = (IssueCounts([name]) for name in ("annotations", "bbox", "segmentation"))
+        kinds = ("annotations", "bbox", "segmentation", "keypoints")
+        no_objects, bad_boxes, wrong_masks, wrong_points = (IssueCounts([name]) for name in kinds)
         wrong_fields = IssueCounts(self._checks.fields if self._checks else ())
         num_read = num_chosen = num_used = 0
         for entries in self._parts():
@@ -254,8 +258,10 @@ class DetectionFile:
             wrong_masks.add(issues)
             for issue in issues:
                 used[issue.position - num_used].pop("segmentation", None)
+            if self._keypoints:
+                wrong_points.add(self._checks.keypoint_issues(used, num_used))
             num_used += len(used)
-            if not (self._masks and wrong_masks):
+            if not (self._masks and wrong_masks) and not wrong_points:
                 yield used
         lists = ("images", "annotations", "categories")
         issues = [*self._structure_issues, *no_objects.issues()]
@@ -267,6 +273,7 @@ class DetectionFile:
             self._raise(bad_boxes.issues())
         if self._masks:
             self._raise(wrong_masks.issues())
+        self._raise(wrong_points.issues())
         self._raise(self._check(self.content))
         self.num_dropped = num_chosen - num_used
         self.wrong_segmentation = next(iter(wrong_masks.issues()), None)
@@ -274,14 +281,16 @@ class DetectionFile:
     def read_table(self) -> AnnotationTable:
         """Read the images and objects as flat arrays, crowd regions left out, boxes clipped; raises like `annotations`.
 
-        Segmentations are included if `masks` is set.
+        Segmentations are included if `masks` is set, keypoints and areas if `keypoints` is.
         """
         columns = image_columns(self.content["images"])
         index_of_image = {image_id: index for index, image_id in enumerate(columns["image_ids"].tolist())}
         categories = sorted(self.content["categories"], key=lambda category: category["id"])
         label_of_category = {category["id"]: label for label, category in enumerate(categories)}
         no_spans = np.zeros((0, 2), np.int64)
-        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32), no_spans)]
+        count = max((len(category.get("keypoints") or ()) for category in categories), default=0)
+        no_points = (np.zeros((0, count, 3), np.float32), np.zeros(0, np.float32))
+        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32), no_spans, *no_points)]
         segmentations = SpooledBytes(self._source.annotations.name)
         num_crowds = self.num_clipped = 0
         for annotations in self.annotations():
@@ -298,8 +307,14 @@ class DetectionFile:
                 stops = segmentations.size + np.cumsum([0, *map(len, blobs)], dtype=np.int64)
                 spans = np.stack([stops[:-1], stops[1:]], axis=1)
                 segmentations.write(b"".join(blobs))
-            parts.append((image_indices, labels, boxes, spans))
-        image_indices, labels, boxes, spans = map(np.concatenate, zip(*parts))
+            points = no_points
+            if self._keypoints:
+                points = (
+                    _read_keypoints(objects, count, columns["sizes"][image_indices]),
+                    np.array([object_area(annotation) for annotation in objects], np.float32),
+                )
+            parts.append((image_indices, labels, boxes, spans, *points))
+        image_indices, labels, boxes, spans, keypoints, areas = map(np.concatenate, zip(*parts))
         order = np.argsort(image_indices, kind="stable")  # objects of one image together, in the file's order
         return AnnotationTable(
             **columns,
@@ -311,6 +326,8 @@ class DetectionFile:
             num_crowds=num_crowds,
             segmentations=segmentations.array() if self._masks else None,
             segmentation_spans=spans[order] if self._masks else None,
+            keypoints=keypoints[order] if self._keypoints else None,
+            areas=areas[order] if self._keypoints else None,
         )
 
     def _raise(self, issues: list[FileIssue]) -> None:
@@ -357,3 +374,15 @@ def _clip_boxes(objects: Sequence[Mapping[str, Any]], sizes: np.ndarray) -> tupl
         x, y, box_width, box_height = visible_box(objects[row], int(height[row]), int(width[row]))
         clipped[row] = x, y, x + box_width, y + box_height
     return clipped.astype(np.float32), len(beyond)
+
+
+def _read_keypoints(objects: Sequence[Mapping[str, Any]], count: int, sizes: np.ndarray) -> np.ndarray:
+    """Return the keypoints of objects, (N, count, 3) float32, zeros where they are not labeled or not annotated.
+
+    Args:
+        sizes: (N, 2) int64, (height, width) of the object's image, to which points are clipped.
+    """
+    keypoints = np.array([a.get("keypoints") or [0] * (3 * count) for a in objects], np.float32)
+    keypoints = keypoints.reshape(len(objects), count, 3)
+    keypoints[..., :2] = keypoints[..., :2].clip(0, sizes[:, None, ::-1])
+    return keypoints * (keypoints[..., 2:] > 0)

@@ -8,10 +8,11 @@ import cv2
 import numpy as np
 import torch
 
+from vitkit.data.transforms.annotated_image import keep_inside
 from vitkit.data.transforms.crops import resize_image
 from vitkit.errors import ConfigError
 from vitkit.io.image_files import to_tensor
-from vitkit.structures import Sample
+from vitkit.structures import OBJECT_FIELDS, Sample
 
 
 class SquareOptions(TypedDict, total=False):
@@ -195,7 +196,7 @@ class CopyBlend:
         """Return the sample with other samples' objects, given by their numbers in these."""
         image, target = sample["image"].numpy().copy(), dict(sample["target"])
         height, width = image.shape[1:]
-        added: dict[str, list[torch.Tensor]] = {name: [] for name in ("labels", "boxes_cxcywh", "masks")}
+        added: dict[str, list[torch.Tensor]] = {name: [] for name in OBJECT_FIELDS}
         for other, i in objects:
             x0, y0, x1, y1 = _box_in_pixels(other, i)
             left, top = random.integers(width - (x1 - x0) + 1), random.integers(height - (y1 - y0) + 1)
@@ -211,6 +212,12 @@ class CopyBlend:
             box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (x1 - x0) / width, (y1 - y0) / height]
             added["boxes_cxcywh"].append(target["boxes_cxcywh"].new_tensor(box))
             added["labels"].append(other["target"]["labels"][i])
+            if "keypoints" in target:
+                points = other["target"]["keypoints"][i].clone()
+                points[:, :2] += points.new_tensor([left - x0, top - y0])
+                points = keep_inside(points.numpy()[None], (0, 0, width, height))[0]
+                added["keypoints"].append(torch.from_numpy(points))
+                added["areas"].append(other["target"]["areas"][i])
             if "masks" in target:
                 mask = torch.zeros_like(other["target"]["masks"][i])
                 mask[top:bottom, left:right] = other["target"]["masks"][i, y0:y1, x0:x1]
@@ -322,6 +329,9 @@ def squash(sample: Sample, size: int) -> Sample:
         return sample
     resized = to_tensor(resize_image(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), (size, size)))
     target["image_size"] = (size, size)
+    if "keypoints" in target:
+        scale = torch.tensor([size / image.shape[2], size / image.shape[1], 1])
+        target |= {"keypoints": target["keypoints"] * scale, "areas": target["areas"] * scale.prod()}
     if "masks" in target:
         masks = np.zeros((len(target["masks"]), size, size), np.uint8)
         for new, mask in zip(masks, target["masks"].numpy().view(np.uint8)):
@@ -344,9 +354,8 @@ def without_small(sample: Sample, min_side: float) -> Sample:
 
 def _keep_objects(target: dict[str, Any], kept: torch.Tensor) -> None:
     """Keep the objects of a target where `kept` (N,) bool is true."""
-    for name in ("labels", "boxes_cxcywh", "masks"):
-        if name in target:
-            target[name] = target[name][kept]
+    for name in target.keys() & OBJECT_FIELDS:
+        target[name] = target[name][kept]
     if "phrase_spans" in target:
         target["phrase_spans"] = [spans for spans, is_kept in zip(target["phrase_spans"], kept.tolist()) if is_kept]
 
@@ -364,7 +373,7 @@ def mix(sample: Sample, other: Sample, share: float) -> Sample:
     lacking = [one["negative_labels"] for one in (target, other["target"]) if "negative_labels" in one]
     if lacking:
         target["negative_labels"] = sorted(set.intersection(*({*map(int, labels)} for labels in lacking)))
-    for name in {"labels", "boxes_cxcywh", "masks"} & target.keys():
+    for name in target.keys() & OBJECT_FIELDS:
         target[name] = torch.cat([target[name], other["target"][name]])
     image = cv2.addWeighted(sample["image"].numpy(), share, other["image"].numpy(), 1 - share, 0.0)
     return Sample(image=torch.from_numpy(image), target=target)

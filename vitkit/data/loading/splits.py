@@ -119,6 +119,9 @@ def match_record(dataset: Dataset, record: Mapping[str, Any], *, resumed: Any = 
     lacking, new = names_without(recorded, names), names_without(names, recorded)
     if names and can_be_renumbered(names, recorded):
         _take_classes(dataset, record)
+    if record.get("keypoints") and dataset.keypoints is not None:
+        init = f" To go on with other keypoints, start a new run from its weights: --init {resumed}." if resumed else ""
+        _take_keypoints(dataset, record["keypoints"]["names"], f"{resumed or 'the checkpoint'}: its run has", init)
     if resumed is None or not recorded:
         return
     changes = [f"lacks {', '.join(map(repr, lacking))[:200]}"] if lacking else []
@@ -144,6 +147,25 @@ def _take_classes(dataset: Dataset, record: Mapping[str, Any]) -> None:
         dataset.things = [recorded if name in lacking else own for name, own, recorded in kinds]
 
 
+def _take_keypoints(dataset: Dataset, names: Sequence[str], owner: str, remedy: str) -> None:
+    """Put a dataset's keypoints in the order of these names.
+
+    Raises:
+        DataError: they are others.
+    """
+    own = list(dataset.keypoints.names)
+    if set(own) != set(names):
+        lacking = [name for name in names if name not in own]
+        new = [name for name in own if name not in names]
+        changes = [f"lacks {', '.join(lacking)[:200]}"] * bool(lacking) + [f"has {', '.join(new)[:200]}"] * bool(new)
+        raise DataError(
+            f"{owner} the keypoints {', '.join(names)[:200]}; {dataset.annotation_file or type(dataset).__name__} "
+            f"{' and '.join(changes)}.{remedy}"
+        )
+    if own != list(names):
+        dataset.use_keypoints(names)
+
+
 def _other_kinds(dataset: Dataset, record: Mapping[str, Any]) -> list[str]:
     """Describe the classes that are things in only one of a dataset and a record."""
     recorded, kinds = dict(zip(record.get("classes") or (), record.get("things") or ())), ("stuff", "things")
@@ -165,6 +187,8 @@ def match_classes(train: Dataset, val: Dataset) -> None:
     """
     if train.prompts is not None:
         train.prompts.check_names(train, val)
+    if train.keypoints is not None and val.keypoints is not None:
+        _take_keypoints(val, train.keypoints.names, "data.train has", " Give both the same keypoints.")
     if train.classes is None or val.classes is None:
         return
     record = {"classes": train.classes, "category_ids": train.category_ids, "things": train.things}

@@ -10,9 +10,19 @@ from vitkit.data.datasets.base import BaseImageDataset, DetectionDataset
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_folder import ClassificationDataset
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
-from vitkit.data.synthetic.world import COLORS, GROUNDS, THINGS, Scene, World, panoptic_categories, split_pair
+from vitkit.data.synthetic.world import (
+    COLORS,
+    GROUNDS,
+    SHAPE_KEYPOINTS,
+    THINGS,
+    Scene,
+    World,
+    panoptic_categories,
+    split_pair,
+)
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
+from vitkit.io.keypoints import keypoint_fields, points_fields
 from vitkit.io.segmentations import mask_annotation
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import PanopticMap, SegmentInfo
@@ -70,6 +80,7 @@ class ShapesDetection(_Shapes, DetectionDataset):
         image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         transforms: see `BaseImageDataset`.
         masks: whether targets have masks.
+        keypoints: whether targets have keypoints: the `SHAPE_KEYPOINTS` of `vitkit.data.synthetic.world`.
         pairs: classes that are a color and a shape, such as "red star"; None: the six shapes, in any color.
         absent: those of the pairs that no image shows.
     Raises:
@@ -82,11 +93,13 @@ class ShapesDetection(_Shapes, DetectionDataset):
         *,
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
+        keypoints: bool = False,
         pairs: Sequence[str] | None = None,
         absent: Sequence[str] = (),
         **world: Any,
     ):
         self.masks = masks
+        self.keypoints = SHAPE_KEYPOINTS if keypoints else None
         DetectionDataset.__init__(self, transforms)
         for name in absent:
             if name not in (pairs or ()):
@@ -107,7 +120,11 @@ class ShapesDetection(_Shapes, DetectionDataset):
     def load_annotated(self, index: int) -> AnnotatedImage:
         scene = self.scene(index)
         masks = scene.masks.view(np.uint8) if self.masks else None
-        return AnnotatedImage(scene.image, scene.boxes_xyxy, self._labels(scene), masks)
+        annotated = AnnotatedImage(scene.image, scene.boxes_xyxy, self._labels(scene), masks)
+        if self.keypoints is None:
+            return annotated
+        areas = scene.masks.sum(axis=(1, 2)).astype(np.float32)
+        return annotated._replace(keypoints=scene.keypoints, areas=areas, flip_order=self.keypoints.flip_order)
 
     def ground_truth(self) -> dict[str, Any]:
         """Return all annotations in the form of a COCO instances file, with masks as compressed run lengths."""
@@ -115,8 +132,11 @@ class ShapesDetection(_Shapes, DetectionDataset):
         for index, image_id in enumerate(self.image_ids):
             scene = self.scene(index)
             images.append(make_image_record(image_id, scene))
-            annotations += make_instance_annotations(scene, image_id, len(annotations) + 1, self._labels(scene))
+            objects = make_instance_annotations(scene, image_id, len(annotations) + 1, self._labels(scene))
+            annotations += objects if self.keypoints is None else with_keypoints(scene, objects)
         categories = [{"id": k, "name": name, "supercategory": "shape"} for k, name in enumerate(self.classes, 1)]
+        if self.keypoints is not None:
+            categories = [category | keypoint_fields(self.keypoints) for category in categories]
         return {"images": images, "annotations": annotations, "categories": categories}
 
 
@@ -251,3 +271,8 @@ def make_instance_annotations(
         {"id": id_, "image_id": image_id, "category_id": label + 1, "iscrowd": 0, **mask_annotation(mask)}
         for id_, (label, mask) in enumerate(zip(labels.tolist(), scene.masks), start=begin_id)
     ]
+
+
+def with_keypoints(scene: Scene, annotations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a scene's annotations with the keypoints of its things."""
+    return [annotation | points_fields(points) for annotation, points in zip(annotations, scene.keypoints)]

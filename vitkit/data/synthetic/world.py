@@ -14,6 +14,7 @@ import numpy as np
 
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
+from vitkit.structures import KeypointInfo
 
 THINGS = ("circle", "square", "triangle", "star", "ring", "cross")
 GROUNDS = ("plain", "striped", "checkered", "cloudy")
@@ -87,6 +88,11 @@ def _contours() -> dict[str, tuple[np.ndarray, ...]]:
 
 
 _CONTOURS = _contours()
+SHAPE_KEYPOINTS = KeypointInfo(
+    ("top", "right", "bottom", "left"), ((0, 1), (1, 2), (2, 3), (3, 0)), flip_pairs=((1, 3),), sigmas=(0.05,) * 4
+)
+"""The points of every thing: where its outline is highest, furthest to the right, and so on. Unlike numbered corners,
+they can be told apart on each kind of thing, however it is turned."""
 Color = float | tuple[float, float, float]
 
 
@@ -116,6 +122,12 @@ class Shape:
             np.rint((points @ turn + (self.x - left, self.y - top)) * (1 << _SHIFT)).astype(np.int32)
             for points in _CONTOURS[THINGS[self.label]]
         ]
+
+    def keypoints(self) -> np.ndarray:
+        """Return the `SHAPE_KEYPOINTS`, (4, 2) float32, in pixels from the image's top left corner."""
+        x, y = (self.contours()[0] / (1 << _SHIFT) + 0.5).T  # outlines count from the center of the first pixel
+        extremes = [y.argmin(), x.argmax(), y.argmax(), x.argmin()]
+        return np.stack([x, y], axis=1)[extremes].astype(np.float32)
 
     def mask(self, height: int, width: int) -> tuple[tuple[slice, slice], np.ndarray]:
         """Return a mask of the shape, occluded parts included, in a window of an (H, W) image.
@@ -153,6 +165,15 @@ class Scene:
     def masks(self) -> np.ndarray:
         """(N, H, W) bool, the visible part of each thing."""
         return self.panoptic[None] == np.arange(1, len(self.shapes) + 1)[:, None, None]
+
+    @cached_property
+    def keypoints(self) -> np.ndarray:
+        """(N, 4, 3) float32 `SHAPE_KEYPOINTS`: x and y in pixels, and 2, or 1 where a thing in front occludes it."""
+        points = np.array([shape.keypoints() for shape in self.shapes], np.float32).reshape(-1, 4, 2)
+        x, y = points.astype(int).T
+        front, own = self.panoptic[y, x].T, np.arange(1, len(points) + 1)[:, None]
+        is_hidden = (front > own) & (front <= len(points))  # the ground, whose id is the highest, hides nothing
+        return np.dstack([points, np.where(is_hidden, 1, 2)]).astype(np.float32)
 
     @cached_property
     def semantic(self) -> np.ndarray:

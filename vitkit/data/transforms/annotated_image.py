@@ -12,9 +12,10 @@ from vitkit.structures import Batch
 
 
 class AnnotatedImage(NamedTuple):
-    """An image with its annotations; row i of boxes, labels and masks describes the same object.
+    """An image with its annotations; row i of boxes, labels, masks, keypoints and areas describes the same object.
 
-    Detection has boxes and labels, instance segmentation also masks, panoptic and semantic segmentation a segment map.
+    Detection has boxes and labels, instance segmentation also masks, pose estimation also keypoints, panoptic and
+    semantic segmentation a segment map.
     """
 
     image: np.ndarray
@@ -28,6 +29,13 @@ class AnnotatedImage(NamedTuple):
     """(N, H, W) uint8 of 0 and 1."""
     segment_map: np.ndarray | None = None
     """(H, W) uint8 or uint16 numbers of non-overlapping regions, 0 for none."""
+    keypoints: np.ndarray | None = None
+    """(N, K, 3) float32 x, y in pixels from the top left corner, as boxes have, and visibility; see
+    `DetectionTarget`."""
+    areas: np.ndarray | None = None
+    """(N,) float32 areas of the whole objects, in pixels, set whenever there are keypoints."""
+    flip_order: Sequence[int] | None = None
+    """K indices, see `KeypointInfo`; set whenever there are keypoints."""
 
     def resize(self, image: np.ndarray) -> "AnnotatedImage":
         """Replace the image by a resized one and resize the annotations to it, maps without interpolation."""
@@ -43,7 +51,46 @@ class AnnotatedImage(NamedTuple):
             new["masks"] = np.array([resize(mask) for mask in self.masks], np.uint8).reshape(-1, *size)
         if self.segment_map is not None:
             new["segment_map"] = resize(self.segment_map)
-        return self._replace(**new)
+        scaling = np.diag([size[1] / width, size[0] / height])
+        return self._replace(**new).move_keypoints(np.column_stack([scaling, [0, 0]]))
+
+    def select(self, rows: np.ndarray) -> "AnnotatedImage":
+        """Return the image with some of its objects, (M,) bool or int64."""
+        fields = ("boxes_xyxy", "labels", "masks", "keypoints", "areas")
+        return self._replace(**{name: getattr(self, name)[rows] for name in fields if getattr(self, name) is not None})
+
+    def move_keypoints(
+        self, matrix: np.ndarray, window: tuple[float, float, float, float] | None = None
+    ) -> "AnnotatedImage":
+        """Move the keypoints, if there are any, by a (2, 3) matrix, and scale the areas; nothing is mirrored.
+
+        Args:
+            window: the part of the result that shows the image, (x0, y0, x1, y1); points outside are no longer labeled.
+        """
+        if self.keypoints is None:
+            return self
+        keypoints = self.keypoints.copy()
+        keypoints[..., :2] = keypoints[..., :2] @ matrix[:, :2].T + matrix[:, 2]
+        areas = self.areas * np.float32(abs(np.linalg.det(matrix[:, :2])))
+        return self._replace(keypoints=keep_inside(keypoints, window), areas=areas)
+
+
+def keep_inside(keypoints: np.ndarray, window: tuple[float, float, float, float] | None) -> np.ndarray:
+    """Return (N, K, 3) keypoints with zeros for those that are not labeled or lie outside (x0, y0, x1, y1)."""
+    kept = keypoints[..., 2:] > 0
+    if window is not None:
+        points = keypoints[..., :2]
+        kept &= ((points >= window[:2]) & (points <= window[2:])).all(axis=-1, keepdims=True)
+    return np.where(kept, keypoints, 0).astype(np.float32)
+
+
+def join(image: np.ndarray, parts: Sequence[AnnotatedImage]) -> AnnotatedImage:
+    """Return an image with the objects of all parts, which have been moved to it; masks only if all have them."""
+    joined = {}
+    for name in ("boxes_xyxy", "labels", "masks", "keypoints", "areas"):
+        values = [getattr(part, name) for part in parts]
+        joined[name] = None if any(value is None for value in values) else np.concatenate(values)
+    return AnnotatedImage(image, **joined, flip_order=parts[0].flip_order)
 
 
 def check_rgb(image: np.ndarray, name: str) -> None:

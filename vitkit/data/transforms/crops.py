@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitkit.registry import ALBUMENTATIONS
 
+MOVED_TARGETS = (Targets.IMAGE, Targets.MASK, Targets.BBOXES, Targets.KEYPOINTS)
 _CROP_TRIES = 10
 
 
@@ -73,7 +74,7 @@ class _CropAndResize(A.DualTransform):
     rounded crop and so match the pixels exactly.
     """
 
-    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
+    _targets = MOVED_TARGETS
     pad_value = 0
 
     def draw_crop(self, height: int, width: int, segment_map: np.ndarray | None) -> Crop:
@@ -103,6 +104,22 @@ class _CropAndResize(A.DualTransform):
         moved[:, [0, 2]] = (bboxes[:, [0, 2]] * width - x0) / (x1 - x0) * (crop.size[1] / crop.padded_size[1])
         moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height - y0) / (y1 - y0) * (crop.size[0] / crop.padded_size[0])
         return moved
+
+    def apply_to_keypoints(self, keypoints: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
+        """Move (N, 2 or more) points, see `move_points`."""
+        x0, y0, x1, y1 = crop.box
+        return move_points(keypoints, (-x0, -y0), (crop.size[1] / (x1 - x0), crop.size[0] / (y1 - y0)))
+
+
+def move_points(points: np.ndarray, shift: tuple[float, float], scale: tuple[float, float] = (1, 1)) -> np.ndarray:
+    """Return (N, 2 or more) points, x and y in albumentations' pixels, shifted and then scaled.
+
+    In albumentations a pixel's center has whole coordinates, as in its flips and rotations; elsewhere in vitkit its
+    top left corner has.
+    """
+    moved = points.copy()
+    moved[:, :2] = (points[:, :2] + 0.5 + shift) * scale - 0.5
+    return moved
 
 
 def _pad(image: np.ndarray, crop: Crop, value: int) -> np.ndarray:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
+from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms, join
 from vitkit.data.transforms.crops import compute_resized_size, pad_value_of, resize_image
 from vitkit.data.transforms.lazy_image import LazyImage, apply_transforms, opencv_matrix, render
-from vitkit.data.transforms.mosaic_mixup import Visibility, load_another_image
+from vitkit.data.transforms.mosaic_mixup import Visibility, load_another_image, place
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
@@ -132,18 +132,12 @@ def make_grid(samples: list[AnnotatedImage], tile: int, pad_value: int) -> Annot
     height, width = (max(each.image.shape[axis] for each in tiles) for axis in (0, 1))
     first = tiles[0].image
     canvas = np.full((2 * height, 2 * width, first.shape[2]), pad_value_of(first, pad_value), first.dtype)
-    with_masks = all(each.masks is not None for each in tiles)
-    boxes, masks = [], []
+    parts = []
     for each, (top, left) in zip(tiles, [(0, 0), (0, width), (height, 0), (height, width)]):
         tile_height, tile_width = each.image.shape[:2]
         canvas[top : top + tile_height, left : left + tile_width] = each.image
-        boxes.append(each.boxes_xyxy + np.array([left, top] * 2, np.float32))
-        if with_masks:
-            placed = np.zeros((len(each.masks), *canvas.shape[:2]), np.uint8)
-            placed[:, top : top + tile_height, left : left + tile_width] = each.masks
-            masks.append(placed)
-    labels = np.concatenate([each.labels for each in tiles])
-    return AnnotatedImage(canvas, np.concatenate(boxes), labels, np.concatenate(masks) if with_masks else None)
+        parts.append(place(each, canvas.shape[:2], (left, top), Visibility(0.0, 0.0)))
+    return join(canvas, parts)
 
 
 def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_value: int) -> AnnotatedImage:
@@ -171,4 +165,5 @@ def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_val
             masks[row] = cv2.warpAffine(sample.masks[row], in_pixels, (width, height), flags=cv2.INTER_NEAREST)
         rows &= masks.any(axis=(1, 2))
         masks = masks[rows]
-    return AnnotatedImage(image, boxes[rows].astype(np.float32), sample.labels[rows], masks)
+    moved = sample._replace(image=image, boxes_xyxy=boxes.astype(np.float32), masks=None).select(rows)
+    return moved._replace(masks=masks).move_keypoints(matrix, (0, 0, width, height))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
+from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms, join
 from vitkit.data.transforms.crops import pad_value_of, resize_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
@@ -26,15 +26,6 @@ class Visibility(NamedTuple):
     """Fraction of its box, or of its mask if it is covered."""
     side: float
     """Width and height of its box, in pixels."""
-
-
-class _ObjectArrays(NamedTuple):
-    boxes_xyxy: np.ndarray
-    labels: np.ndarray
-    masks: np.ndarray | None
-
-    def select(self, rows: np.ndarray) -> "_ObjectArrays":
-        return _ObjectArrays(self.boxes_xyxy[rows], self.labels[rows], None if self.masks is None else self.masks[rows])
 
 
 @TRANSFORMS.register
@@ -171,8 +162,8 @@ def make_mosaic(
         resized = sample.resize(resize_image(sample.image, (new_height, new_width)))
         x0, y0, x1, y1 = window
         canvas[y0:y1, x0:x1] = resized.image[y0 - top : y1 - top, x0 - left : x1 - left]
-        parts.append(_place(resized, size, (left, top), visibility))
-    return _join(canvas, parts)
+        parts.append(place(resized, size, (left, top), visibility))
+    return join(canvas, parts)
 
 
 def paste_objects(
@@ -187,8 +178,7 @@ def paste_objects(
         chosen: (N,) bool, the objects of `other` to paste.
     """
     size = sample.image.shape[:2]
-    other = other._replace(**_objects_of(other).select(chosen)._asdict())
-    pasted = _place(other, size, (0, 0), visibility)
+    pasted = place(other.select(chosen), size, (0, 0), visibility)
     if not len(pasted.labels):
         return sample
     covered = pasted.masks.any(axis=0)
@@ -197,7 +187,7 @@ def paste_objects(
     height, width = (min(a, b) for a, b in zip(size, other.image.shape[:2]))
     inside = covered[:height, :width]
     image[:height, :width][inside] = other.image[:height, :width][inside]
-    return _join(image, [_remove_covered(sample, covered, visibility), pasted])
+    return join(image, [_remove_covered(sample, covered, visibility), pasted])
 
 
 def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibility: Visibility) -> AnnotatedImage:
@@ -212,22 +202,12 @@ def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibilit
     part = image[:height, :width].copy()
     mixed = cv2.addWeighted(part, share, other.image[:height, :width].copy(), 1 - share, 0.0)
     image[:height, :width] = mixed.reshape(part.shape)
-    return _join(image, [_objects_of(sample), _place(other, size, (0, 0), visibility)])
+    return join(image, [sample, place(other, size, (0, 0), visibility)])
 
 
-def _objects_of(sample: AnnotatedImage) -> _ObjectArrays:
-    return _ObjectArrays(sample.boxes_xyxy, sample.labels, sample.masks)
-
-
-def _join(image: np.ndarray, parts: list[_ObjectArrays]) -> AnnotatedImage:
-    boxes, labels, masks = zip(*parts)
-    joined = None if any(mask is None for mask in masks) else np.concatenate(masks)
-    return AnnotatedImage(image, np.concatenate(boxes), np.concatenate(labels), joined)
-
-
-def _place(
+def place(
     sample: AnnotatedImage, size: tuple[int, int], offset: tuple[int, int], visibility: Visibility
-) -> _ObjectArrays:
+) -> AnnotatedImage:
     """Return the visible part of the objects of an image whose top left corner is at `offset` (x, y) of a canvas.
 
     Args:
@@ -245,12 +225,14 @@ def _place(
         x0, y0 = max(left, 0), max(top, 0)
         part = sample.masks[rows, y0 - top : height - top, x0 - left : width - left]
         masks[:, y0 : y0 + part.shape[1], x0 : x0 + part.shape[2]] = part
-    objects = _ObjectArrays(boxes[rows], sample.labels[rows], masks)
+    objects = sample._replace(boxes_xyxy=boxes, masks=None).select(rows)._replace(masks=masks)
+    objects = objects.move_keypoints(np.array([[1, 0, left], [0, 1, top]]), (0, 0, width, height))
     return objects if masks is None else objects.select(masks.any(axis=(1, 2)))
 
 
-def _remove_covered(sample: AnnotatedImage, covered: np.ndarray, visibility: Visibility) -> _ObjectArrays:
-    """Return the objects of an image without the covered pixels; `covered` is (H, W) bool."""
+def _remove_covered(sample: AnnotatedImage, covered: np.ndarray, visibility: Visibility) -> AnnotatedImage:
+    """Return the objects of an image without the covered pixels, and covered keypoints hidden; `covered` is (H, W)
+    bool."""
     masks = sample.masks * ~covered
     boxes = sample.boxes_xyxy.copy()
     rows = np.ones(len(boxes), bool)
@@ -265,4 +247,10 @@ def _remove_covered(sample: AnnotatedImage, covered: np.ndarray, visibility: Vis
         boxes[i, :2] = np.maximum(boxes[i, :2], (x, y))
         boxes[i, 2:] = np.minimum(boxes[i, 2:], (x + width, y + height))
         rows[i] = (boxes[i, 2:] - boxes[i, :2] >= visibility.side).all()
-    return _ObjectArrays(boxes, sample.labels, masks).select(rows)
+    keypoints = sample.keypoints
+    if keypoints is not None:
+        keypoints = keypoints.copy()
+        height, width = covered.shape
+        x, y = np.floor(keypoints[..., :2]).astype(int).clip(0, [width - 1, height - 1]).T
+        keypoints[..., 2] = np.where(covered[y, x].T, np.minimum(keypoints[..., 2], 1), keypoints[..., 2])
+    return sample._replace(boxes_xyxy=boxes, masks=masks, keypoints=keypoints).select(rows)

@@ -8,7 +8,7 @@ import albumentations as A
 import numpy as np
 from albumentations.core.type_definitions import Targets
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.annotated_image import AnnotatedImage, keep_inside
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import (
     JitteredCrop,
@@ -73,7 +73,11 @@ class _Pipeline:
             min_visibility=min_visible,
             check_each_transform=check_each_transform,
         )
-        self._compose = A.Compose(list(transforms), bbox_params=bbox_params, is_check_shapes=False)
+        # With a column for the number of the point. Those outside stay: a later transform may bring them back.
+        points = A.KeypointParams(format="xy", remove_invisible=False)
+        self._compose = A.Compose(
+            list(transforms), bbox_params=bbox_params, keypoint_params=points, is_check_shapes=False
+        )
         # Not their subclasses, which may need pixels. A zoom-out must come first: what is cut off before it stays so.
         moving = [type(transform) for transform in transforms if type(transform) is not PhotometricDistort]
         self.takes_lazy_images = (
@@ -97,6 +101,8 @@ class _Pipeline:
             data["masks"] = sample.masks
         if sample.segment_map is not None:
             data["mask"] = sample.segment_map
+        if sample.keypoints is not None:
+            data["keypoints"] = _points_of(sample)
         is_rgb = sample.image.dtype == np.uint8
         try:
             result = self._apply_lazily(**data) if is_lazy else self._compose(**data)
@@ -131,18 +137,59 @@ class _Pipeline:
             masks = np.asarray(result["masks"])[rows]
         elif masks is not None:
             masks = masks[rows] if is_lazy else np.zeros((0, *image.shape[:2]), np.uint8)
-        return AnnotatedImage(image, boxes[:, :4].astype(np.float32), sample.labels[rows], masks, result.get("mask"))
+        moved = sample if sample.keypoints is None else _with_points(sample, result["keypoints"], image.shape[:2])
+        moved = moved._replace(image=image, masks=None, segment_map=result.get("mask")).select(rows)
+        return moved._replace(boxes_xyxy=boxes[:, :4].astype(np.float32), masks=masks)
 
-    def _apply_lazily(self, image: LazyImage, bboxes: np.ndarray) -> dict[str, Any]:
+    def _apply_lazily(
+        self, image: LazyImage, bboxes: np.ndarray, keypoints: np.ndarray | None = None
+    ) -> dict[str, Any]:
         """Transform a lazy image with its boxes, as `Compose` does with arrays, the only images that it takes."""
         processor, data = self._compose.processors["bboxes"], {"image": image}
         data["bboxes"] = processor.check_and_convert(bboxes, _size(image), "to")
+        if keypoints is not None:
+            points = self._compose.processors["keypoints"]
+            data["keypoints"] = points.check_and_convert(keypoints, _size(image), "to")
         self._compose.py_random.random()  # which Compose draws, too, for a probability of its own
         for transform in self._compose.transforms:
             data = transform(**data)
             data["bboxes"] = processor.filter(data["bboxes"], _size(data["image"]))
         data["bboxes"] = processor.check_and_convert(data["bboxes"], _size(data["image"]), "from")
+        if keypoints is not None:
+            data["keypoints"] = points.check_and_convert(data["keypoints"], _size(data["image"]), "from")
         return data
+
+
+_NUM_PROBES = 3
+
+
+def _points_of(sample: AnnotatedImage) -> np.ndarray:
+    """Return the keypoints as rows x, y, number, after three of the image's corners, which show how it moves."""
+    height, width = sample.image.shape[:2]
+    points = np.concatenate([[[0, 0], [width, 0], [0, height]], sample.keypoints[..., :2].reshape(-1, 2)]) - 0.5
+    return np.column_stack([points, np.arange(len(points))]).astype(np.float32)
+
+
+def _with_points(sample: AnnotatedImage, moved: np.ndarray, size: tuple[int, int]) -> AnnotatedImage:
+    """Return the sample with moved keypoints: exchanged where the image is mirrored, and without those outside of
+    (height, width); areas are scaled as the whole image is.
+
+    Raises:
+        ConfigError: a transform has removed a corner of the image, as it does not move points.
+    """
+    moved = moved[np.argsort(moved[:, -1])]
+    numbers, points = moved[:, -1].astype(int), moved[:, :2] + 0.5
+    if (numbers[:_NUM_PROBES] != range(_NUM_PROBES)).any():
+        raise ConfigError("transforms: one of them removes keypoints, so how it moves them is not known. Leave it out.")
+    height, width = sample.image.shape[:2]
+    turned = np.linalg.det(points[1:_NUM_PROBES] - points[0]) / (width * height)
+    keypoints = np.zeros((sample.keypoints[..., 0].size, 3), np.float32)
+    kept = numbers[_NUM_PROBES:] - _NUM_PROBES
+    keypoints[kept] = np.column_stack([points[_NUM_PROBES:], sample.keypoints[..., 2].ravel()[kept]])
+    keypoints = keep_inside(keypoints.reshape(sample.keypoints.shape), (0, 0, size[1], size[0]))
+    if turned < 0:
+        keypoints = keypoints[:, sample.flip_order]
+    return sample._replace(keypoints=keypoints, areas=sample.areas * np.float32(abs(turned)))
 
 
 def _size(image: LazyImage) -> dict[str, int]:

@@ -7,11 +7,10 @@ from typing import Any
 import albumentations as A
 import cv2
 import numpy as np
-from albumentations.core.type_definitions import Targets
 
 from vitkit.data.transforms.annotated_image import check_rgb
 from vitkit.data.transforms.color_distortion import to_levels
-from vitkit.data.transforms.crops import pad_image
+from vitkit.data.transforms.crops import MOVED_TARGETS, move_points, pad_image
 from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.registry import ALBUMENTATIONS
 
@@ -30,7 +29,7 @@ class RandomZoomOut(A.DualTransform):
         ValueError: `side_range` starts below 1, or is not ascending.
     """
 
-    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
+    _targets = MOVED_TARGETS
 
     def __init__(self, *, side_range: tuple[float, float] = (1.0, 4.0), fill: int = 0, p: float = 0.5):
         super().__init__(p=p)
@@ -70,6 +69,12 @@ class RandomZoomOut(A.DualTransform):
         moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height + top) / (height + top + bottom)
         return moved
 
+    def apply_to_keypoints(
+        self, keypoints: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any
+    ) -> np.ndarray:
+        """Move (N, 2 or more) points, in pixels."""
+        return move_points(keypoints, margins[:2])
+
 
 @ALBUMENTATIONS.register
 class RandomIoUCrop(A.DualTransform):
@@ -87,7 +92,7 @@ class RandomIoUCrop(A.DualTransform):
         ValueError: a range is impossible, or no value of `min_ious` ends the attempts.
     """
 
-    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
+    _targets = MOVED_TARGETS
 
     def __init__(
         self,
@@ -161,6 +166,12 @@ class RandomIoUCrop(A.DualTransform):
         moved[:, [0, 2]] = (moved[:, [0, 2]] * width - x0) / (x1 - x0)
         moved[:, [1, 3]] = (moved[:, [1, 3]] * height - y0) / (y1 - y0)
         return moved
+
+    def apply_to_keypoints(
+        self, keypoints: np.ndarray, *, crop: tuple[int, int, int, int], **params: Any
+    ) -> np.ndarray:
+        """Move (N, 2 or more) points, in pixels."""
+        return move_points(keypoints, (-crop[0], -crop[1]))
 
 
 def _centers_inside(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
