@@ -211,13 +211,13 @@ class CopyBlend:
             below[:] = cv2.addWeighted(np.ascontiguousarray(below), share, np.ascontiguousarray(patch), 1 - share, 0.0)
             box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (x1 - x0) / width, (y1 - y0) / height]
             added["boxes_cxcywh"].append(target["boxes_cxcywh"].new_tensor(box))
-            added["labels"].append(other["target"]["labels"][i])
+            for name in target.keys() & {"labels", "has_masks", "areas"}:
+                added[name].append(other["target"][name][i])
             if "keypoints" in target:
                 points = other["target"]["keypoints"][i].clone()
                 points[:, :2] += points.new_tensor([left - x0, top - y0])
                 points = keep_inside(points.numpy()[None], (0, 0, width, height))[0]
                 added["keypoints"].append(torch.from_numpy(points))
-                added["areas"].append(other["target"]["areas"][i])
             if "masks" in target:
                 mask = torch.zeros_like(other["target"]["masks"][i])
                 mask[top:bottom, left:right] = other["target"]["masks"][i, y0:y1, x0:x1]
