@@ -172,6 +172,8 @@ def test_objects_without_masks_are_trained_by_their_boxes_alone(mask_loss):
             assert none[name] == 0 < half[name] == other_half[name] != loss
         else:
             assert none[name] == half[name] == loss
+    boxes_alone = {key: value for key, value in targets[1].items() if key != "masks"}
+    assert criterion(outputs, [targets[0], boxes_alone]) == half
 
 
 def test_losses_in_boxes_are_those_of_dfine_seg():

@@ -29,7 +29,7 @@ class InstanceMaskLosses(SetCriterion):
     """Adds binary cross entropy and dice of the matched masks, for every decoder layer that predicts masks.
 
     They are for the matches of their own layer, and only masks of matched queries are computed. Objects without a mask
-    (`has_masks` of a target) are trained by their boxes alone.
+    (`has_masks` of a target), and images without `masks`, are trained by their boxes alone.
 
     - "points": at points, most of them where the predicted mask is uncertain (RF-DETR, ECSeg); divided by the number
       of targets with masks.
@@ -79,6 +79,10 @@ class InstanceMaskLosses(SetCriterion):
         self.oversample = oversample
         self.importance = importance
         self.point_padding = point_padding
+
+    def match(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget], **settings: Any) -> list[SetLayers]:
+        """See `MatchedCriterion`."""
+        return super().match(outputs, [with_masks(target) for target in targets], **settings)
 
     def matching_inputs(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the size that masks cover, for a matcher with costs of masks."""
@@ -169,6 +173,14 @@ class InstanceMaskLosses(SetCriterion):
         predicted, true = masks.sigmoid().where(inside, 0), target_masks.where(inside, 0)
         shared, total = (predicted * true).sum((1, 2)), predicted.sum((1, 2)) + true.sum((1, 2))
         return torch.stack((losses.where(inside, 0).sum((1, 2)) / area, 1 - (2 * shared + 1e-6) / (total + 1e-6)))
+
+
+def with_masks(target: DetectionTarget) -> DetectionTarget:
+    """Return a target with masks: empty ones that do not count, if the image has boxes alone."""
+    if "masks" in target:
+        return target
+    empty = torch.zeros_like(target["labels"], dtype=torch.bool)
+    return {**target, "masks": empty[:, None, None].expand(-1, *target["image_size"]), "has_masks": empty}
 
 
 def known_masks(target: DetectionTarget) -> Tensor:
