@@ -293,7 +293,7 @@ def test_label_outside_the_classes_is_an_error(dataset):
 
 
 def test_unknown_iou_type_is_an_error(dataset):
-    with pytest.raises(ConfigError, match=r"iou_types=\['boxes'\]; expected 'bbox', 'segm' or both"):
+    with pytest.raises(ConfigError, match=r"iou_types=\['boxes'\]; expected 'bbox', 'segm', 'keypoints' or several"):
         CocoEvaluator(dataset, iou_types=["boxes"])
 
 

@@ -98,3 +98,14 @@ def test_wrong_arguments_are_reported_without_a_traceback(tmp_path):
     with pytest.raises(SystemExit):
         main(["--out", str(tmp_path / "a"), "--num-val", "0"])
     assert not (tmp_path / "a").exists()
+
+
+def test_keypoints_are_those_of_the_dataset(tmp_path):
+    main(["--out", str(tmp_path), "--num-train", "3", "--num-val", "1", "--image-size", "64"])
+    read = CocoDetection(tmp_path / "train2017", tmp_path / "annotations" / "keypoints_train2017.json", keypoints=True)
+    drawn = ShapesDetection(3, image_size=64, keypoints=True)
+    assert read.keypoints == drawn.keypoints
+    for index in range(3):
+        ours, theirs = read[index]["target"], drawn[index]["target"]
+        np.testing.assert_allclose(ours["keypoints"], theirs["keypoints"], atol=0.006)
+        np.testing.assert_allclose(ours["areas"], theirs["areas"])

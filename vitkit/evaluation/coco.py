@@ -5,7 +5,7 @@ import logging
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pycocotools import mask as coco_mask
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitkit.distributed import gather_dicts, world_size
 from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation import keypoints
 from vitkit.evaluation.base import SampleEvaluator, check_image_ids, read_results, require_annotations
 from vitkit.evaluation.detection_matches import (
     AREAS,
@@ -37,8 +38,8 @@ from vitkit.structures import Detections, DetectionTarget, InstanceDetections, S
 logger = logging.getLogger("vitkit")
 MAX_DETS = (1, 10, 100)
 """COCO's limits on the detections of a class in an image; all metrics but the first two recalls have the last one."""
-IOU_TYPES = ("bbox", "segm")
-TITLES = {"bbox": "boxes", "segm": "masks"}
+IOU_TYPES = ("bbox", "segm", "keypoints")
+TITLES = {"bbox": "boxes", "segm": "masks", "keypoints": "keypoints"}
 """IoU type -> what the IoU is of."""
 _SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols/dataset.py."
 _CHUNK = 16  # number of masks that are run-length encoded at once
@@ -51,7 +52,12 @@ def metric_names(max_dets: Sequence[int] = MAX_DETS) -> tuple[str, ...]:
 
 @EVALUATORS.register
 class CocoEvaluator(SampleEvaluator):
-    """The twelve COCO metrics of detected boxes, of instance masks, or of both.
+    """The twelve COCO metrics of detected boxes and of instance masks, and the ten of keypoints.
+
+    For keypoints OKS takes the place of IoU, with the dataset's sigmas, and 20 detections of a class count in an image.
+    "keypoints/PCK" is the fraction of the labeled points of all objects, crowds left out, that lie within 0.2 times the
+    longer side of the object's box of the same point of the prediction that is matched with the object at `iou`; of
+    objects without one, all points are missed.
 
     The numbers are those of pycocotools' COCOeval. Every image of the dataset counts; all objects of an image without
     predictions are missed. Masks are stored as run lengths. Each rank matches its own images.
@@ -59,7 +65,7 @@ class CocoEvaluator(SampleEvaluator):
     Args:
         dataset: the evaluated dataset; `ground_truth()` is in COCO's format, every annotation with area and iscrowd
             and, if masks are evaluated, a segmentation.
-        iou_types: what IoU is computed for: "bbox", "segm" or both.
+        iou_types: what IoU is computed for: "bbox", "segm", "keypoints", or several.
         max_dets: how many detections of a class count in an image, best first: the three limits of pycocotools'
             `maxDets`, ascending, or only the last one. Recall is reported at each, everything else at the last, which
             images with more objects of a class need to be higher.
@@ -84,13 +90,15 @@ class CocoEvaluator(SampleEvaluator):
         self,
         dataset: Dataset,
         *,
-        iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",),
+        iou_types: Sequence[IouType] = ("bbox",),
         max_dets: int | Sequence[int] = MAX_DETS,
         iou: float = 0.5,
         groups: Mapping[str, Sequence[str]] | None = None,
     ):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
-            raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
+            raise ConfigError(
+                f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm', 'keypoints' or several."
+            )
         limits = (*MAX_DETS[:2], max_dets) if isinstance(max_dets, int) else tuple(max_dets)
         if len(limits) != 3 or not 0 < limits[0] < limits[1] < limits[2]:
             raise ConfigError(
@@ -99,6 +107,11 @@ class CocoEvaluator(SampleEvaluator):
             )
         check_iou("CocoEvaluator", iou)
         require_annotations(dataset, "objects", "CocoEvaluator")
+        if "keypoints" in iou_types and dataset.keypoints is None:
+            raise ConfigError(
+                f"CocoEvaluator: iou_types has 'keypoints', and this {type(dataset).__name__} does not load any. Set "
+                "its keypoints=True, or leave them out."
+            )
         super().__init__(dataset)
         self.iou_types = tuple(iou_types)
         self.max_dets = limits
@@ -112,7 +125,7 @@ class CocoEvaluator(SampleEvaluator):
                 raise ConfigError(f"CocoEvaluator: groups.{name}: {what}. {hint}".rstrip())
         self.groups = {name: list(classes) for name, classes in (groups or {}).items()}
         of_groups = (f"{iou_type}/AP_{name}" for iou_type in self.iou_types for name in self.groups)
-        self.extra_metrics = [*self.extra_metrics, *of_groups]
+        self.extra_metrics = [*self.extra_metrics, *of_groups, *["keypoints/PCK"] * ("keypoints" in iou_types)]
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._ious = IOUS if iou in IOUS else (*IOUS, iou)
         self._image_matches: dict[str, dict[int, ImageMatches]] = {}
@@ -128,6 +141,8 @@ class CocoEvaluator(SampleEvaluator):
             entries = truth.get(part) if isinstance(truth, dict) else None
             if not isinstance(entries, list):
                 raise DataError(f"{name} has no list of {part!r}. {_SEE_TRUTH}")
+            if part == "annotations" and "keypoints" in self.iou_types:
+                fields = [*fields, "keypoints"]
             for entry in entries:
                 missing = [field for field in fields if field not in entry]
                 if missing:
@@ -140,13 +155,22 @@ class CocoEvaluator(SampleEvaluator):
             if unknown:
                 raise DataError(f"{name} does not list {field} {next(iter(unknown))!r} of the dataset. {_SEE_TRUTH}")
 
+    def names_of(self, iou_type: str) -> tuple[str, ...]:
+        """Return the names of COCO's metrics of boxes, masks or keypoints."""
+        return keypoints.METRICS if iou_type == "keypoints" else self.metric_names
+
+    def _limits(self, iou_type: str) -> tuple[int, ...]:
+        return (keypoints.MAX_DETS,) if iou_type == "keypoints" else self.max_dets
+
     def measures(self, metric: str) -> bool:
         """Return whether there is an object, for metrics of a size one of that size; crowds do not count."""
         iou_type, _, name = metric.partition("/")
-        if iou_type not in self.iou_types or name not in self.metric_names:
+        if iou_type not in self.iou_types or name not in self.names_of(iou_type):
             return True
         low, high = AREAS.get(name[2:], AREAS[""])
         objects = (a for a in self.dataset.ground_truth()["annotations"] if not a["iscrowd"])
+        if iou_type == "keypoints":
+            objects = (a for a in objects if any(a["keypoints"][2::3]))
         return any(low <= annotation["area"] <= high for annotation in objects)
 
     def update(
@@ -182,7 +206,27 @@ class CocoEvaluator(SampleEvaluator):
                         f"{', '.join(prediction)}. Choose ['bbox'], or a model and task with masks."
                     )
                 masks = masks_to_rle(prediction["masks"])
-            self.stored_predictions[image_id] = Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
+            points = self._points_of(prediction)
+            self.stored_predictions[image_id] = Predictions(
+                self._category_ids[labels], boxes_xywh, scores, masks, points
+            )
+
+    def _points_of(self, prediction: Mapping[str, Any]) -> np.ndarray | None:
+        """Return the predicted keypoints, if they are evaluated."""
+        if "keypoints" not in self.iou_types:
+            return None
+        if "keypoints" not in prediction:
+            raise ConfigError(
+                f"evaluator.iou_types is {list(self.iou_types)}, but the model predicts no keypoints: it returns "
+                f"{', '.join(prediction)}. Choose ['bbox'], or a model with keypoints."
+            )
+        points, names = prediction["keypoints"].float().cpu().numpy(), self.dataset.keypoints.names
+        if points.shape[1:] != (len(names), 3):
+            raise DataError(
+                f"predicted keypoints have the shape {points.shape}; expected (objects, {len(names)}, 3) for the "
+                f"dataset's {', '.join(names)[:100]}. Was the model built or trained for other keypoints?"
+            )
+        return points
 
     def gather(self) -> None:
         """Match the images of each rank, and move predictions and matches to the main process."""
@@ -211,18 +255,44 @@ class CocoEvaluator(SampleEvaluator):
                 matches,
                 truth,
                 iou_type=iou_type,
-                max_dets=self.max_dets,
+                max_dets=self._limits(iou_type),
                 ious=self._ious,
                 incomplete={image["id"]: self.incomplete_classes(image) for image in truth["images"]},
             )
             precision, recall = self._curves[iou_type] = self._matches[iou_type].precision_and_recall()
             by_id = np.argsort(self._category_ids)  # the order in which pycocotools averages
-            numbers = _summarize(precision[: len(IOUS), :, by_id], recall[: len(IOUS), by_id])
-            metrics |= {f"{iou_type}/{name}": value for name, value in zip(self.metric_names, numbers, strict=True)}
+            summarize = _summarize_keypoints if iou_type == "keypoints" else _summarize
+            numbers = summarize(precision[: len(IOUS), :, by_id], recall[: len(IOUS), by_id])
+            names = self.names_of(iou_type)
+            metrics |= {f"{iou_type}/{name}": value for name, value in zip(names, numbers, strict=True)}
             for name, classes in self.groups.items():
                 columns = [self.dataset.classes.index(each) for each in classes]
                 metrics[f"{iou_type}/AP_{name}"] = mean_of_valid(precision[: len(IOUS), :, columns, 0])
+        if "keypoints" in self.iou_types:
+            self._correct_points = self._count_points(truth, predictions_by_image)
+            correct, labeled = self._correct_points.sum(axis=(0, 2))
+            metrics["keypoints/PCK"] = float(correct / labeled) if labeled else -1.0
         return metrics
+
+    def _count_points(self, truth: Mapping[str, Any], predictions_by_image: Mapping[int, Predictions]) -> np.ndarray:
+        """Return the numbers of correct and of labeled points, see PCK, (images, 2, K) int64."""
+        matches = self._matches["keypoints"]
+        arrays = [predictions_by_image[i].keypoints for i in matches.image_ids if i in predictions_by_image]
+        points = np.concatenate(arrays) if arrays else np.zeros((0, 0, 3))
+        owners = matches.owners(int(abs(np.asarray(self._ious) - self.iou).argmin()))
+        predicted = {owner: points[number] for number, owner in owners if owner >= 0}
+        row_of = {image_id: row for row, image_id in enumerate(matches.image_ids)}
+        counts = np.zeros((len(row_of), 2, len(self.dataset.keypoints.names)), np.int64)
+        for number, annotation in enumerate(truth["annotations"]):
+            if not annotation["iscrowd"] and annotation["image_id"] in row_of:
+                counted = keypoints.count_correct_points(predicted.get(number), annotation)
+                counts[row_of[annotation["image_id"]]] += np.stack(counted)
+        return counts
+
+    def correct_points(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of correct and of labeled points of each keypoint, see PCK, of the last `compute()`."""
+        totals = self._correct_points.sum(axis=0).T.tolist()
+        return {name: (correct, labeled) for name, (correct, labeled) in zip(self.dataset.keypoints.names, totals)}
 
     def incomplete_classes(self, image: Mapping[str, Any]) -> Sequence[int]:
         """Return the category ids whose objects are not all annotated in an image."""
@@ -263,20 +333,26 @@ class CocoEvaluator(SampleEvaluator):
             objects = of_image.get(image_id, [])
             matches[image_id] = match_image(
                 predictions,
-                objects_at(truth, objects),
+                objects_at(truth, objects, iou_type),
                 shapes_of(truth, objects, iou_type, sizes.get(image_id, none)),
                 iou_type=iou_type,
-                max_dets=self.max_dets[-1],
+                max_dets=self._limits(iou_type)[-1],
                 ious=self._ious,
+                sigmas=self.dataset.keypoints.sigmas if iou_type == "keypoints" else (),
             )
         return matches
 
     def _table_lines(self) -> list[str]:
         """Return a line for each IoU type, below the limit on detections and the names of the metrics."""
-        lines = [self.limit_line(), "".join(f"{name:>7}" for name in ("", *self.metric_names))]
-        for iou_type in self.iou_types:
-            values = (self.metrics[f"{iou_type}/{name}"] for name in self.metric_names)
-            lines.append(f"{TITLES[iou_type]:<7}" + "".join(f"{'–' if v < 0 else f'{v:.3f}':>7}" for v in values))
+        lines, header = [self.limit_line()], ()
+        for iou_type in sorted(self.iou_types, key=IOU_TYPES.index):
+            names = (*self.names_of(iou_type), *["PCK"] * (iou_type == "keypoints"))
+            width = max(7, len(TITLES[iou_type]) + 1)
+            if names != header:
+                lines.append(" " * width + "".join(f"{name:>7}" for name in names))
+                header = names
+            values = (self.metrics[f"{iou_type}/{name}"] for name in names)
+            lines.append(f"{TITLES[iou_type]:<{width}}" + "".join(f"{'–' if v < 0 else f'{v:.3f}':>7}" for v in values))
         return lines
 
     def limit_line(self) -> str:
@@ -329,13 +405,14 @@ class CocoEvaluator(SampleEvaluator):
             iou_type: None: masks if they were evaluated, else boxes.
         """
         iou_type = iou_type or self._main_iou_type()
-        return DetectionStatistics(self._matches[iou_type], self.dataset.classes, iou=self.iou)
+        sigmas = self.dataset.keypoints.sigmas if iou_type == "keypoints" else ()
+        return DetectionStatistics(self._matches[iou_type], self.dataset.classes, iou=self.iou, sigmas=sigmas)
 
     def _main_iou_type(self) -> str:
-        return "segm" if "segm" in self.iou_types else "bbox"
+        return max(self.iou_types)
 
     def named_statistics(self) -> dict[str, DetectionStatistics]:
-        """Return the statistics of boxes and, last, of masks, if they were evaluated, as "bbox" and "segm"."""
+        """Return the statistics of boxes, keypoints and, last, masks, if they were evaluated, by IoU type."""
         return {iou_type: self.statistics(iou_type) for iou_type in sorted(self.iou_types)}
 
     def score_thresholds(self) -> ScoreThresholds | None:
@@ -381,7 +458,14 @@ class CocoEvaluator(SampleEvaluator):
             ids = (entry.get("image_id") for entry in results if isinstance(entry, dict))
             check_image_ids(ids, image_ids, Path(path).name)
         raise_issues(
-            result_issues(results, image_ids, set(self._category_ids.tolist()), masks=has_masks), f"results '{path}'"
+            result_issues(
+                results,
+                image_ids,
+                set(self._category_ids.tolist()),
+                masks=has_masks,
+                num_keypoints=len(self.dataset.keypoints.names) if "keypoints" in self.iou_types else None,
+            ),
+            f"results '{path}'",
         )
         self._image_matches.clear()
         by_image: dict[int, list[dict[str, Any]]] = {}
@@ -397,8 +481,14 @@ class CocoEvaluator(SampleEvaluator):
             if has_masks:
                 encoded = (result["segmentation"] for result in image_results)
                 masks = [encode_segmentation(mask, *mask["size"]) for mask in encoded]
+            points = None
+            if "keypoints" in self.iou_types:
+                points = np.array([result["keypoints"] for result in image_results], np.float64)
+                points = points.reshape(len(image_results), -1, 3)
+            shown = coco_mask.toBbox(masks) if points is None and masks else points
+            shown = keypoints.boxes_around_points(points) if points is not None else shown
             boxes = [
-                result["bbox"] if "bbox" in result else coco_mask.toBbox(masks[position]).tolist()
+                result["bbox"] if "bbox" in result else shown[position].tolist()
                 for position, result in enumerate(image_results)
             ]
             self.stored_predictions[image_id] = Predictions(
@@ -406,6 +496,7 @@ class CocoEvaluator(SampleEvaluator):
                 np.array(boxes, np.float64),
                 np.array([result["score"] for result in image_results], np.float64),
                 masks,
+                points,
             )
 
 
@@ -418,6 +509,8 @@ def to_results(predictions_by_image: Mapping[int, Predictions]) -> list[dict[str
             result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
             if predictions.masks is not None:
                 result["segmentation"] = predictions.masks[position]
+            if predictions.keypoints is not None:
+                result["keypoints"] = predictions.keypoints[position].ravel().tolist()
             results.append(result)
     return results
 
@@ -442,6 +535,14 @@ def _summarize(precision: np.ndarray, recall: np.ndarray) -> list[float]:
     sizes = range(1, len(AREAS))
     precisions = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *(precision[..., k] for k in sizes)]
     recalls = [*(recall[:, :, 0, limit] for limit in range(3)), *(recall[:, :, k, -1] for k in sizes)]
+    return [mean_of_valid(values) for values in (*precisions, *recalls)]
+
+
+def _summarize_keypoints(precision: np.ndarray, recall: np.ndarray) -> list[float]:
+    """Return COCO's ten numbers of keypoints, like `_summarize`."""
+    large = range(2, len(AREAS))
+    precisions = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *(precision[..., k] for k in large)]
+    recalls = [recall[:, :, 0], recall[0, :, 0], recall[5, :, 0], *(recall[:, :, k] for k in large)]
     return [mean_of_valid(values) for values in (*precisions, *recalls)]
 
 

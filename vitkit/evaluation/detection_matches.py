@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from vitkit.evaluation.keypoints import boxes_around_points, compute_oks
 from vitkit.evaluation.matching import IOUS, IouType, match_in_order
 from vitkit.io.segmentations import encode_segmentation
 
@@ -32,11 +33,14 @@ class Predictions(NamedTuple):
     """(N,) float32."""
     masks: list[dict[str, Any]] | None
     """N masks as compressed run lengths; None if masks are not evaluated."""
+    keypoints: np.ndarray | None = None
+    """(N, K, 3) float32 x, y in pixels and confidence; None if keypoints are not evaluated."""
 
     def take(self, indices: np.ndarray) -> "Predictions":
         """Return the predictions at (M,) int64 indices."""
         masks = None if self.masks is None else [self.masks[index] for index in indices.tolist()]
-        return Predictions(self.category_ids[indices], self.boxes_xywh[indices], self.scores[indices], masks)
+        keypoints = None if self.keypoints is None else self.keypoints[indices]
+        return Predictions(self.category_ids[indices], self.boxes_xywh[indices], self.scores[indices], masks, keypoints)
 
 
 class ImageMatches(NamedTuple):
@@ -59,10 +63,12 @@ class Objects(NamedTuple):
     crowd: np.ndarray
     number: np.ndarray
     """Index of each among the annotations."""
+    uncounted: np.ndarray
+    """Whether each does not have to be detected: crowds, and among keypoints objects without a labeled one."""
 
     def find_ignored(self) -> np.ndarray:
         """Return (A, M) bool, whether each does not have to be detected among the objects of each of `AREAS`."""
-        return self.crowd | _outside(self.areas)
+        return self.uncounted | _outside(self.areas)
 
 
 def group_objects(truth: Mapping[str, Any]) -> dict[Any, list[int]]:
@@ -73,14 +79,19 @@ def group_objects(truth: Mapping[str, Any]) -> dict[Any, list[int]]:
     return of_image
 
 
-def objects_at(truth: Mapping[str, Any], numbers: Sequence[int]) -> Objects:
+def objects_at(truth: Mapping[str, Any], numbers: Sequence[int], iou_type: IouType) -> Objects:
     """Return the objects of annotations."""
     annotations = [truth["annotations"][number] for number in numbers]
+    crowd = np.array([bool(annotation["iscrowd"]) for annotation in annotations], bool)
+    uncounted = crowd
+    if iou_type == "keypoints":
+        uncounted = crowd | np.array([not any(annotation["keypoints"][2::3]) for annotation in annotations], bool)
     return Objects(
         np.array([annotation["category_id"] for annotation in annotations], np.int64),
         np.array([annotation["area"] for annotation in annotations], np.float64),
-        np.array([bool(annotation["iscrowd"]) for annotation in annotations], bool),
+        crowd,
         np.array(numbers, np.int32),
+        uncounted,
     )
 
 
@@ -92,13 +103,15 @@ def match_image(
     iou_type: IouType,
     max_dets: int,
     ious: Sequence[float] = IOUS,
+    sigmas: Sequence[float] = (),
 ) -> ImageMatches:
     """Match the predictions of an image with the objects of their classes.
 
     Args:
-        shapes: boxes, xywh in pixels, or masks in compressed run lengths, of the objects.
+        shapes: boxes, xywh in pixels, or masks in compressed run lengths, of the objects; for keypoints, annotations.
         max_dets: how many predictions of a class count, best first.
         ious: the minimum IoUs of a match.
+        sigmas: those of keypoints, see `KeypointInfo`.
     """
     number = np.lexsort((-predictions.scores.astype(np.float64), predictions.category_ids))
     number = number[_ranks(predictions.category_ids[number]) < max_dets]
@@ -108,9 +121,11 @@ def match_image(
         rows = np.flatnonzero(category_ids == category_id)
         columns = np.flatnonzero(objects.category_ids == category_id)
         ours, theirs = _shapes(predictions, number[rows], iou_type), [shapes[column] for column in columns]
-        if iou_type == "bbox":
-            theirs = np.array(theirs, np.float64)
-        overlaps = np.asarray(coco_mask.iou(ours, theirs, objects.crowd[columns].astype(np.uint8)))
+        if iou_type == "keypoints":
+            overlaps = compute_oks(ours, theirs, sigmas)
+        else:
+            theirs = np.array(theirs, np.float64) if iou_type == "bbox" else theirs
+            overlaps = np.asarray(coco_mask.iou(ours, theirs, objects.crowd[columns].astype(np.uint8)))
         close = (overlaps >= min(*ious, 1 - 1e-10)).any(axis=1)
         if close.any():
             crowd, ignored = objects.crowd[columns], objects.find_ignored()[:, columns]
@@ -172,7 +187,7 @@ class DetectionMatches:
         of_image = group_objects(truth)
         numbers = [of_image.get(image_id, []) for image_id in self.image_ids]
         numbers = [[k for k in part if truth["annotations"][k]["category_id"] in label_of] for part in numbers]
-        self.objects = objects_at(truth, [number for part in numbers for number in part])
+        self.objects = objects_at(truth, [number for part in numbers for number in part], iou_type)
         sizes = [len(part) for part in numbers]
         self.object_image = np.repeat(np.arange(self._num_images), sizes)
         self.object_labels = np.array([label_of[raw] for raw in self.objects.category_ids.tolist()], np.int64)
@@ -284,12 +299,16 @@ def _precision_at_recalls(right: np.ndarray, wrong: np.ndarray, total: int) -> n
 def _shapes(predictions: Predictions, rows: np.ndarray, iou_type: IouType) -> Any:
     if iou_type == "bbox":
         return predictions.boxes_xywh[rows].astype(np.float64)
+    if iou_type == "keypoints":
+        return predictions.keypoints[rows]
     return [predictions.masks[row] for row in rows.tolist()]
 
 
 def _areas(predictions: Predictions, rows: np.ndarray, iou_type: IouType) -> np.ndarray:
     shapes = _shapes(predictions, rows, iou_type)
-    if iou_type == "bbox":
+    if iou_type == "keypoints":
+        shapes = boxes_around_points(shapes)
+    if iou_type != "segm":
         return shapes[:, 2] * shapes[:, 3]
     return np.array([int(coco_mask.area(mask)) for mask in shapes], np.float64)
 
@@ -314,8 +333,10 @@ def _split_by(labels: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def shapes_of(truth: Mapping[str, Any], numbers: Sequence[int], iou_type: IouType, size: Sequence[Any]) -> list[Any]:
-    """Return the boxes, xywh in pixels, or masks of annotations of an image of this (height, width)."""
+    """Return the boxes, xywh in pixels, or masks of annotations of an image of this (height, width), or themselves."""
     annotations = [truth["annotations"][number] for number in numbers]
     if iou_type == "bbox":
         return [annotation["bbox"] for annotation in annotations]
+    if iou_type == "keypoints":
+        return annotations
     return [encode_segmentation(annotation["segmentation"], *size) for annotation in annotations]

@@ -11,6 +11,7 @@ import numpy as np
 
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite
 from vitkit.evaluation.detection_matches import RECALLS, ClassMatches, DetectionMatches
+from vitkit.evaluation.keypoints import METRICS
 from vitkit.evaluation.matching import IOUS
 
 SIZES = ("small", "medium", "large")
@@ -64,15 +65,19 @@ class DetectionStatistics:
         class_names: names of the C classes.
         iou: the IoU of `rankings` and of everything that is computed at a score threshold; one at which the images were
             matched.
+        sigmas: those of keypoints, if the matches are of these.
     """
 
-    def __init__(self, matches: DetectionMatches, class_names: Sequence[str], *, iou: float = 0.5):
+    def __init__(
+        self, matches: DetectionMatches, class_names: Sequence[str], *, iou: float = 0.5, sigmas: Sequence[float] = ()
+    ):
         self.matches = matches
         self.iou, self.iou_index = iou, int(abs(np.asarray(matches.ious) - iou).argmin())
         self.iou_type = matches.iou_type
         # COCO's metrics are means over its IoUs; the matches may be at another one as well.
         self.ious = matches.ious[: len(IOUS)]
         self.max_dets = matches.max_dets
+        self.sigmas = sigmas
         self.class_names = list(class_names)
         self.sample_ids = matches.image_ids
         self._ranked: dict[tuple[int, int], tuple[ClassMatches, np.ndarray]] = {}
@@ -108,31 +113,45 @@ class DetectionStatistics:
                 result[:, label, iou] = average_precision(self.ranking(label, iou, size), weights)
         return result
 
-    def recalls(self, weights: np.ndarray, size: int = 0, max_dets: int | None = None) -> np.ndarray:
+    def recalls(
+        self, weights: np.ndarray, size: int = 0, max_dets: int | None = None, ious: Sequence[int] | None = None
+    ) -> np.ndarray:
         """Return (R, C) recalls, averaged over IoUs, with at most `max_dets` predictions of a class in an image.
 
-        Without it, the predictions that were matched count, up to the last limit.
+        Without it, the predictions that were matched count, up to the last limit. `ious` are indices into `self.ious`.
         """
         result = np.full((len(weights), len(self.class_names)), np.nan)
         for label in range(len(self.class_names)):
             found, _ = self._matches(label, size)
             right = found.correct & found.counted
-            right = right[: len(self.ious)].sum(axis=0)
+            right = right[: len(self.ious)][ious or slice(None)].sum(axis=0)
             if max_dets is not None:
                 right = right * (found.rank < max_dets)
-            detected = np.bincount(found.image, right, len(self.sample_ids)) / len(self.ious)
+            detected = np.bincount(found.image, right, len(self.sample_ids)) / len(ious or self.ious)
             total = weights @ found.num_objects
             np.divide(weights @ detected, total, out=result[:, label], where=total > 0)
         return result
 
+    def _keypoint_scores(self, precision: np.ndarray, weights: np.ndarray) -> Values:
+        """Return COCO's ten metrics of keypoints."""
+        values = _numbers(precision) | {"AR": mean_of_finite(self.recalls(weights))}
+        values |= {f"AR{100 * self.ious[k]:.0f}": mean_of_finite(self.recalls(weights, ious=[k])) for k in (0, 5)}
+        for k, size in _sizes()[1:]:
+            values[f"AP{size[0]}"] = _numbers(self.average_precisions(weights, k))["AP"]
+            values[f"AR{size[0]}"] = mean_of_finite(self.recalls(weights, k))
+        return {name: values[name] for name in METRICS}
+
     def scores(self, weights: np.ndarray) -> Scores:
-        """Return the twelve COCO metrics, and AP, AP50, AP75 and AR of each class."""
+        """Return the twelve COCO metrics, ten of keypoints, and AP, AP50, AP75 and AR of each class."""
         precision, recall = self.average_precisions(weights), self.recalls(weights)
-        overall = _numbers(precision)
-        overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
-        overall |= {f"AR{n}": mean_of_finite(self.recalls(weights, max_dets=n)) for n in self.max_dets[:-1]}
-        overall[f"AR{self.max_dets[-1]}"] = mean_of_finite(recall)
-        overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _sizes()}
+        if self.iou_type == "keypoints":
+            overall = self._keypoint_scores(precision, weights)
+        else:
+            overall = _numbers(precision)
+            overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
+            overall |= {f"AR{n}": mean_of_finite(self.recalls(weights, max_dets=n)) for n in self.max_dets[:-1]}
+            overall[f"AR{self.max_dets[-1]}"] = mean_of_finite(recall)
+            overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _sizes()}
         by_class = {}
         for label, name in enumerate(self.class_names):
             by_class[name] = {**_numbers(precision[:, label : label + 1]), "AR": recall[:, label]}

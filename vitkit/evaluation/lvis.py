@@ -2,14 +2,14 @@
 https://arxiv.org/abs/2102.01066)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from vitkit.evaluation.base import SampleEvaluator
 from vitkit.evaluation.coco import CocoEvaluator, mean_of_valid, to_results
 from vitkit.evaluation.detection_matches import Predictions
-from vitkit.evaluation.matching import IOUS
+from vitkit.evaluation.matching import IOUS, IouType
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
@@ -42,12 +42,7 @@ class LvisEvaluator(CocoEvaluator):
     truth_fields = CocoEvaluator.truth_fields | {"images": ("id", *ANNOTATED_CLASSES)}
 
     def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",),
-        fixed_ap: bool = False,
-        iou: float = 0.5,
+        self, dataset: Dataset, *, iou_types: Sequence[IouType] = ("bbox",), fixed_ap: bool = False, iou: float = 0.5
     ):
         super().__init__(dataset, iou_types=iou_types, max_dets=PER_CLASS if fixed_ap else PER_IMAGE, iou=iou)
         self.fixed_ap = fixed_ap

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitkit.errors import ConfigError
 
-IouType = Literal["bbox", "segm"]
+IouType = Literal["bbox", "segm", "keypoints"]
 IOUS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """The IoUs at which COCO counts a detection as correct."""
 BACKGROUND = 0.1

@@ -391,13 +391,19 @@ def caption_issues(content: Any) -> list[FileIssue]:
 
 
 def result_issues(
-    results: Any, image_ids: Collection[int], category_ids: Collection[int], *, masks: bool
+    results: Any,
+    image_ids: Collection[int],
+    category_ids: Collection[int],
+    *,
+    masks: bool,
+    num_keypoints: int | None = None,
 ) -> list[FileIssue]:
     """Check predictions in COCO's result format.
 
     Args:
         image_ids, category_ids: ids of the dataset's images and categories.
         masks: whether predictions need a mask, and may have a box; otherwise they need a box.
+        num_keypoints: how many keypoints predictions need, in which case they may have a box; None: none.
     """
     if not isinstance(results, list):
         return [_file_issue(results, "a list of predictions in COCO's format")]
@@ -405,7 +411,15 @@ def result_issues(
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
     fields = _require_known_ids(image_id=image_ids, category_id=category_ids)
-    issues = [*entries.field_issues(fields | {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks else _BOX})]
+    fields |= {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks or num_keypoints else _BOX}
+    if num_keypoints is not None:
+        expected = f"3 x {num_keypoints} finite numbers, x, y and confidence of each keypoint"
+        fields["keypoints"] = Field(
+            lambda value: isinstance(value, list) and len(value) == 3 * num_keypoints and all(map(is_number, value)),
+            expected,
+            _OTHER_DATASET,
+        )
+    issues = [*entries.field_issues(fields)]
     for position, result in enumerate(results if masks else ()):
         expected = describe_wrong_run_lengths(result.get("segmentation"))
         if expected:

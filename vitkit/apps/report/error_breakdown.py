@@ -139,7 +139,9 @@ class ErrorBreakdown:
         for position, numbers in results_in.items():
             ours, theirs = [results[k] for k in numbers], objects_in.get(position, [])
             size = sizes[self.statistics.sample_ids[position]]
-            overlaps, _ = compute_overlaps(ours, [annotations[k] for k in theirs], self.statistics.iou_type, size)
+            overlaps, _ = compute_overlaps(
+                ours, [annotations[k] for k in theirs], self.statistics.iou_type, size, self.statistics.sigmas
+            )
             true = np.array([self._label_of[annotations[k]["category_id"]] for k in theirs], int)
             for number, result, row in zip(numbers, ours, overlaps):
                 label, target, kind = self._label_of[result["category_id"]], owner[number], -1
@@ -193,7 +195,7 @@ def neighbor_overlaps(truth: Mapping[str, Any], objects: CountedObjects, statist
     for position, image_id in enumerate(statistics.sample_ids):
         rows = np.flatnonzero(objects.image == position)
         entries = [truth["annotations"][k] for k in objects.number[rows]]
-        overlaps, _ = compute_overlaps(entries, entries, statistics.iou_type, sizes[image_id])
+        overlaps, _ = compute_overlaps(entries, entries, statistics.iou_type, sizes[image_id], statistics.sigmas)
         if len(rows) > 1:
             np.fill_diagonal(overlaps, 0.0)
             largest[rows] = overlaps.max(axis=1)

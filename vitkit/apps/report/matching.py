@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from vitkit.evaluation.keypoints import compute_oks
 from vitkit.evaluation.matching import IouType, match_in_order
 from vitkit.io.segmentations import encode_segmentation
 
@@ -54,17 +55,22 @@ def compute_overlaps(
     objects: Sequence[Mapping[str, Any]],
     iou_type: IouType,
     size: tuple[int | None, int | None],
+    sigmas: Sequence[float] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the IoU of predictions and objects; for a crowd, the fraction of the prediction that lies on it.
 
     Args:
         size: (height, width) of the image, read only for masks.
+        sigmas: those of keypoints, whose OKS is computed; both may be objects, of which all points count.
     Returns:
         (predictions, objects) float64, and a bool for each object, whether it is a crowd.
     """
     crowd = np.array([bool(annotation.get("iscrowd")) for annotation in objects], bool)
     if not predictions or not objects:
         return np.zeros((len(predictions), len(objects))), crowd
+    if iou_type == "keypoints":
+        points = np.array([entry["keypoints"] for entry in predictions], np.float64).reshape(len(predictions), -1, 3)
+        return compute_oks(points, objects, sigmas), crowd
     if iou_type == "bbox":
         ours, theirs = (
             np.array([entry["bbox"] for entry in entries], np.float64) for entries in (predictions, objects)
@@ -78,7 +84,12 @@ def compute_overlaps(
 
 
 def match_images(
-    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], *, iou_type: IouType = "bbox", iou: float = 0.5
+    truth: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    *,
+    iou_type: IouType = "bbox",
+    iou: float = 0.5,
+    sigmas: Sequence[float] = (),
 ) -> Iterator[AnyClassMatches]:
     """Match the predictions of each image with objects of any class.
 
@@ -87,6 +98,7 @@ def match_images(
         results: predictions in COCO's result format.
         iou_type: whether IoU is computed for boxes or masks.
         iou: minimum IoU of a match.
+        sigmas: those of keypoints.
     Yields:
         the matches of each image of `truth`, in its order.
     """
@@ -97,7 +109,7 @@ def match_images(
         predictions[result["image_id"]].append(result)
     for image in truth["images"]:
         ours, theirs = predictions[image["id"]], objects[image["id"]]
-        overlaps, crowd = compute_overlaps(ours, theirs, iou_type, (image.get("height"), image.get("width")))
+        overlaps, crowd = compute_overlaps(ours, theirs, iou_type, (image.get("height"), image.get("width")), sigmas)
         matched = match_detections(overlaps, [result["score"] for result in ours], crowd, iou=iou)
         yield AnyClassMatches(image, theirs, ours, crowd, matched)
 

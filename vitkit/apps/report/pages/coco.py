@@ -58,10 +58,11 @@ def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
     overall = Table(
         ("", *(TITLES[iou_type] for iou_type in scores)),
         [
-            [name, *(estimate(each.overall[f"{iou_type}/{name}"]) for iou_type, each in scores.items())]
-            for name in evaluator.metric_names
+            [name, *(estimate(each.overall[key]) if (key := f"{iou_type}/{name}") in each.overall else ""
+                     for iou_type, each in scores.items())]
+            for name in dict.fromkeys(name for iou_type in scores for name in evaluator.names_of(iou_type))
         ],
-    )
+    )  # fmt: skip
     empty = len(dataset.image_ids) - len({result["image_id"] for result in results})
     alerts = missing_samples(empty, len(dataset.image_ids), "no prediction.")
     by_class = value_rows(scores[statistics.iou_type].by_class, _COLUMNS, class_counts)
@@ -70,6 +71,7 @@ def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
     return [
         Section("Overall", [*alerts, overall], f"COCO's metrics: {evaluator.limit_line()}. {intervals_note()}"),
         Section("Classes", [Table(("class", "objects", *_COLUMNS), by_class, title)]),
+        *_keypoint_sections(evaluator),
         Section("Object size", [Table(("size", "objects", *_COLUMNS), by_size)], _SIZES),
         Section("Crowding", _crowding(statistics, errors, truth, thresholds.best, weights), _CROWDING.format(iou)),
         Section("Precision and recall", _precision_recall(dataset, statistics, class_counts), _PRECISION),
@@ -77,6 +79,18 @@ def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
         Section("Errors", _errors(errors, weights), _ERRORS.format(ap=_ap_name(statistics), iou=iou)),
         calibration_section(counts_by_score(statistics), weights, _CALIBRATION.format(iou)),
     ]
+
+
+def _keypoint_sections(evaluator: CocoEvaluator) -> list[Section]:
+    """Return the section about each keypoint, if keypoints were evaluated."""
+    if "keypoints" not in evaluator.iou_types:
+        return []
+    rows = [
+        [name, str(labeled), f"{correct / labeled:.3f}" if labeled else "–"]
+        for name, (correct, labeled) in evaluator.correct_points().items()
+    ]
+    total = f"{evaluator.metrics['keypoints/PCK']:.3f} of all points."
+    return [Section("Keypoints", [Table(("keypoint", "labeled", "PCK"), rows)], _KEYPOINTS + total)]
 
 
 def counts_by_score(statistics: DetectionStatistics) -> np.ndarray:
@@ -103,6 +117,10 @@ def detection_image(evaluator: CocoEvaluator, index: int) -> Image:
     return Image(index, "predictions", BoxOverlay(boxes, labels, scores[kept], dataset.classes))
 
 
+_KEYPOINTS = (
+    "PCK: the fraction of the labeled points within 0.2 times the longer side of their object's box of the prediction "
+    "that is matched with the object; points of missed objects count as missed. It is "
+)
 _SIZES = "Small is below 32 x 32 pixels, large from 96 x 96 pixels, by the annotated area."
 _CROWDING = (
     "Images by their number of objects; and objects by their largest IoU with another object of their image: the "
@@ -239,7 +257,7 @@ def _detections(
 ) -> DetectionBrowser:
     label_of = {raw: label for label, raw in enumerate(dataset.category_ids)}
     position_of = {int(image_id): position for position, image_id in enumerate(dataset.image_ids)}
-    found = match_images(truth, results, iou_type=statistics.iou_type, iou=statistics.iou)
+    found = match_images(truth, results, iou_type=statistics.iou_type, iou=statistics.iou, sigmas=statistics.sigmas)
     matches_of = {matches.image["id"]: matches for matches in found}
     images, cells = [], []
     for image_id in statistics.sample_ids:
