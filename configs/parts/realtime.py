@@ -43,7 +43,7 @@ def deim_data(
     """DEIM's data section: no augmentation, then with mosaics and mixup, then without those, then none again.
 
     Args:
-        mosaic_from, mosaic_until: the epochs at which mosaics and mixup start and stop.
+        mosaic_from, mosaic_until: the epochs at which mosaics and mixup start and stop; from 0: there is no first part.
         strong_until, size_repeats, data: see `dfine_data`.
         mosaic, mixup: their probabilities.
         copy_blend, copy_blend_until: DEIMv2's CopyBlend: its probability, and the epoch at which it stops.
@@ -58,8 +58,8 @@ def deim_data(
     plain = _composed(min_box_side=min_box_side)
     transforms = dict(
         type="TransformsByEpoch",
-        transforms=[plain, mosaics, strong, plain],
-        until_epochs=[mosaic_from, mosaic_until, strong_until],
+        transforms=[*[plain] * bool(mosaic_from), mosaics, strong, plain],
+        until_epochs=[*[mosaic_from] * bool(mosaic_from), mosaic_until, strong_until],
     )
     data = _with_squares(data or coco_detection(images_per_gpu), transforms, size, size_repeats, strong_until)
     if min_box_side > 1:

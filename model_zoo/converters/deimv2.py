@@ -93,11 +93,16 @@ def _write_official_vit(state: State, model: nn.Module) -> State:
         written[f"{theirs}{attention}.qkv.bias_mask"] = torch.cat((ones, zeros, ones))
     weight = vit.patch_embed.proj.weight
     if f"{_VIT}patch_embed.proj.weight" in state:
-        channels = len(weight) // vit.blocks[0].attn.num_heads
-        written[f"{theirs}rope_embed.periods"] = 100.0 ** (torch.arange(channels // 4) / (channels // 4))
+        written[f"{theirs}rope_embed.periods"] = rotary_periods(vit)
         if is_dinov3:
             written[f"{theirs}mask_token"] = weight.new_zeros(1, len(weight))
     return written
+
+
+def rotary_periods(vit: nn.Module) -> Tensor:
+    """Return the periods of a transformer's rotations, which the originals store, (channels of a head / 4,)."""
+    count = len(vit.patch_embed.proj.weight) // vit.blocks[0].attn.num_heads // 4
+    return 100.0 ** (torch.arange(count) / count)
 
 
 def _is_gated(vit: nn.Module) -> bool:
@@ -128,6 +133,30 @@ def _neck(theirs: str, cv: tuple[str, str], csp: str, conv: str, downsample: str
         yield from below(f"{theirs}{name}", f"neck.{name}", pairs)
 
 
+def official_neck() -> Iterator[Rule]:
+    """Yield the rules of the originals' hybrid encoder, which ECDet also has."""
+    yield Rename("^encoder.encoder.0.layers.0.", "^neck.encoder.")
+    yield from below("neck.encoder.", "neck.encoder.", TORCH_FEED_FORWARD)
+    yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", pair_with_norm("", ""))
+    yield from _neck("encoder.", ("cv1.", "cv4."), csp="cv{k}.0.", conv="cv{k}.1.", downsample="0.cv{k}.")
+
+
+def official_head() -> Iterator[Rule]:
+    """Yield the rules of the originals' head but for its layers' parts; ECDet also has them."""
+    yield Rename("^decoder.decoder.layers.", "^head.decoder.layers.")
+    yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", pair_with_norm("", ""))
+    yield from below(
+        "decoder.",
+        "",
+        [
+            *OFFICIAL_DECODER,
+            ("pre_bbox_head.", "head.decoder.bbox_embed."),
+            ("dec_bbox_head.", _CORNERS),
+            ("decoder.lqe_layers.", "head.quality_embed."),
+        ],
+    )
+
+
 def _official() -> Iterator[Rule]:
     yield Custom(refuse_deployed)
     yield from settings(("decoder.", "decoder.decoder."), "cross_attn")
@@ -144,28 +173,14 @@ def _official() -> Iterator[Rule]:
     for i in range(3):
         yield Rename(f"^backbone.convs.{i}.", f"^backbone.projections.res{3 + i}.0.")
         yield Rename(f"^backbone.norms.{i}.", f"^backbone.projections.res{3 + i}.1.")
-    yield Rename("^encoder.encoder.0.layers.0.", "^neck.encoder.")
-    yield from below("neck.encoder.", "neck.encoder.", TORCH_FEED_FORWARD)
-    yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", pair_with_norm("", ""))
-    yield from _neck("encoder.", ("cv1.", "cv4."), csp="cv{k}.0.", conv="cv{k}.1.", downsample="0.cv{k}.")
+    yield from official_neck()
     for name, ours in (("down_sample1.", "extra_level.conv."), ("down_sample2.", "downsample.conv.")):
         yield from below("encoder.", "neck.", pair_with_norm(name, ours, "1.", "2."))
     yield from below("encoder.", "neck.", pair_with_norm("bi_fusion.cv.", "global_conv."))
-    yield Rename("^decoder.decoder.layers.", "^head.decoder.layers.")
+    yield from official_head()
     layer = "head.decoder.layers.{i}."
     yield from below(layer, layer, [("swish_ffn.w12.", "ffn.fc1."), ("swish_ffn.w3.", "ffn.fc2.")])
     yield from below(layer, layer, [(f"{n}.scale", f"{n}.weight") for n in ("norm1", "norm2", "norm3", "gateway.norm")])
-    yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", pair_with_norm("", ""))
-    yield from below(
-        "decoder.",
-        "",
-        [
-            *OFFICIAL_DECODER,
-            ("pre_bbox_head.", "head.decoder.bbox_embed."),
-            ("dec_bbox_head.", _CORNERS),
-            ("decoder.lqe_layers.", "head.quality_embed."),
-        ],
-    )
     yield Custom(_read_shared_heads, _write_shared_heads)
 
 

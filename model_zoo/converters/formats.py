@@ -5,6 +5,7 @@ from vitkit.model_zoo.converters import (
     deimv2,
     detr,
     dfine,
+    ecdet,
     eomt,
     fairseq,
     grounding_dino,
@@ -20,7 +21,9 @@ from vitkit.model_zoo.converters import (
     vit,
 )
 
-_MODELS = (grounding_dino, detr, deformable_detr, rt_detr, deimv2, dfine, rf_detr, maskformer, eomt, self_distillation)
+# ECDet's decoder has all names of D-FINE's.
+_DETR_LIKE = (grounding_dino, detr, deformable_detr, rt_detr, ecdet, deimv2, dfine, rf_detr)
+_MODELS = (*_DETR_LIKE, maskformer, eomt, self_distillation)
 _BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq, language_models)
 
 TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.TRANSFORMERS]

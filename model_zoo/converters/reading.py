@@ -16,6 +16,7 @@ _PANOPTIC_ROWS = 251
 
 REAL_TIME_MODELS = (
     *("lyuwenyu/RT-DETR", "lyuwenyu/RT-DETR, v2", "Peterande/D-FINE", "Intellindust-AI-Lab/DEIMv2"),
+    "Intellindust-AI-Lab/EdgeCrafter",
     *("transformers RT-DETR", "transformers RT-DETRv2", "transformers D-FINE", "transformers DEIMv2"),
 )
 """Formats whose class heads have a row for each class of COCO, not for each raw id."""

@@ -19,6 +19,7 @@ SPECS = {
     "spatial_adapter": dict(
         type="SpatialAdapter", vit=dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64), blocks=[0, 1, 2]
     ),
+    "ecvit": dict(type="ECViT", d_model=32, depth=3, num_heads=2),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64),
@@ -36,7 +37,7 @@ SPECS = {
     "clips": dict(type="ClipResNet", depth=50, positions={"res3": [1]}),
     "timesformer": dict(type="TimeSformer", d_model=32, depth=3, num_heads=2, image_size=64, num_frames=2),
 }
-WITHOUT_RES2 = ("vit", "windowed_vit", "spatial_adapter", "timesformer")
+WITHOUT_RES2 = ("vit", "windowed_vit", "spatial_adapter", "ecvit", "timesformer")
 PYRAMIDS = [name for name in SPECS if name not in WITHOUT_RES2]
 
 

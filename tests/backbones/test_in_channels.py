@@ -19,6 +19,7 @@ SPECS = {
     "spatial_adapter": dict(
         type="SpatialAdapter", vit=dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64), blocks=[0, 1, 2]
     ),
+    "ecvit": dict(type="ECViT", d_model=32, depth=2, num_heads=2),
     "small_hgnet": dict(type="SmallHGNetV2", size="atto", out_features=["res4"]),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),

@@ -14,6 +14,7 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.data.transforms.grid_mosaic import GridMosaic
 from vitkit.engine.optimizers import parameter_groups
+from vitkit.model_zoo.converters import ecdet
 from vitkit.model_zoo.converters.deimv2 import OFFICIAL
 from vitkit.registry import TRANSFORMS
 
@@ -255,3 +256,51 @@ def test_settings_of_deimv2_change_with_the_epochs_of_the_originals(size):
     assert (len(data["squares"]["sizes"]) > 1) == (repeats is not None)
     assert train["reference_batch_size"] == (128 if is_lite else 32)
     assert cfg["criterion"].get("union", True) != is_lite
+
+
+# backbone_lr, weight decay, epochs, strong augmentation until, mosaics and mixup until, their probability
+ECDET = {
+    "s": (2.5e-5, 1e-4, 74, 72, 36, 0.75),
+    "m": (2.5e-5, 1e-4, 62, 60, 30, 0.75),
+    "l": (5e-6, 1.25e-4, 50, 48, 24, 1.0),
+    "x": (2.5e-6, 1.25e-4, 50, 48, 24, 1.0),
+}
+
+
+@pytest.mark.parametrize("size", ECDET)
+def test_settings_of_ecdet_are_those_of_the_original(size):
+    cfg = load_config(f"ecdet_{size}_coco")
+    check_config(cfg)
+    backbone_lr, decay, epochs, strong_until, mosaic_until, probability = ECDET[size]
+    optimizer, train, data = cfg["optimizer"], cfg["train"], cfg["data"]
+    assert (optimizer["lr"], optimizer["backbone_lr"], optimizer["weight_decay"]) == (5e-4, backbone_lr, decay)
+    assert (train["epochs"], train["restart_epoch"], train["reference_batch_size"]) == (epochs, strong_until, 32)
+    assert (train["ema_decay"], train["ema_ramp_steps"], train["restart_ema_decay"]) == (0.9999, 1000, 0.9999)
+    transforms = TRANSFORMS.build(data["train"]["transforms"])
+    for epoch in (0, mosaic_until - 1):  # without a first part
+        assert isinstance(transforms.at(epoch), GridMosaic) and transforms.at(epoch).probability == probability
+    assert names(transforms.at(mosaic_until)) == names(transforms.at(strong_until - 1)) == STRONG
+    assert names(transforms.at(strong_until)) == ["HorizontalFlip"]
+    mixup = Mixup(**data["mixup"])
+    assert (mixup.from_epoch, mixup.until_epoch, mixup.probability) == (0, mosaic_until, probability)
+    assert data["squares"] == dict(sizes=[640])
+    assert cfg["schedule"] == flat_cosine(mosaic_until, strong_until)
+    matcher = cfg["criterion"]["matcher"]
+    assert "late" not in matcher and cfg["criterion"]["class_loss"] == "mal"
+
+
+@pytest.mark.parametrize("size", ["s", "l"])
+def test_rates_and_decays_of_ecdet_are_those_of_the_original(size):
+    cfg = load_config(f"ecdet_{size}_coco")
+    ours, (backbone_lr, decay, *_) = rates_and_decays(cfg), ECDET[size]
+    with torch.device("meta"):
+        model = build_model(cfg["model"])
+    numbers = {name: torch.full(p.shape, float(i)) for i, (name, p) in enumerate(model.named_parameters())}
+    of_number, seen = [ours[name] for name in numbers], 0
+    for theirs, value in ecdet.OFFICIAL[0].table.write(numbers, model).items():
+        if not theirs.endswith((".up", "reg_scale", "points_scale", "anchors", "valid_mask", "periods")):
+            rate = backbone_lr if theirs.startswith("backbone.backbone.") else 5e-4
+            decays = 0 if re.search("norm|bn|bias", theirs) else decay
+            assert of_number[int(value.flatten()[0])] == (pytest.approx(rate), decays), theirs
+            seen += 1
+    assert seen == len(numbers)

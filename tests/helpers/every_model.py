@@ -123,6 +123,14 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "ECDet": (
+        dict(
+            backbone=dict(type="ECViT", d_model=16, depth=2, num_heads=2),
+            neck=dict(type="DEIMv2Encoder", out_channels=16, num_heads=2, d_ffn=32, activation="silu"),
+            head=dict(type="DEIMv2Head", layer="dfine", num_decoder_layers=2, num_points=[3, 6, 3], **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},
@@ -184,6 +192,7 @@ CLASSIFIERS = {
         dict(vit=dict(VIT, type="ViT", depth=3), blocks=[0, 1, 2]),
         {"points", "rollout", "class_token", "class_token_masks"},
     ),
+    "ECViT": (dict(d_model=16, depth=2, num_heads=2), {"points", "rollout"}),
     "SmallHGNetV2": (dict(size="atto"), "Classifier on SmallHGNetV2 has no attention in the image"),
     "Swin": (SWIN, {"points"}),
     "SwinV2": (SWIN, {"points"}),

@@ -8,7 +8,8 @@ from torch import nn
 from vitkit.engine.build import build_model
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.step import set_epoch
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
+from vitkit.heads.dfine import DFINEDecoderLayer
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
@@ -26,6 +27,14 @@ SPECS = {
         backbone=dict(type="SmallHGNetV2", size="atto", out_features=["res4"]),
         neck=dict(type="LiteEncoder", out_channels=32, num_blocks=1, expansion=0.5),
         head=dict(HEAD, num_points=[3, 2], gate=False, shared_box_head=True),
+    ),
+    "ecdet": dict(
+        type="ECDet",
+        backbone=dict(type="ECViT", d_model=32, depth=3, num_heads=2),
+        neck=dict(
+            type="DEIMv2Encoder", out_channels=32, d_ffn=48, num_heads=4, num_blocks=1, expansion=0.5, activation="silu"
+        ),
+        head=dict(HEAD, num_points=[2, 3, 1], layer="dfine", d_ffn=47),
     ),
 }
 TARGETS = [
@@ -137,3 +146,20 @@ def test_rms_norms_are_norms_for_the_optimizer():
     undecayed = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in undecayed}
     assert names == {name for name, _ in model.named_parameters() if name.startswith("head.decoder") and "norm" in name}
+
+
+def test_dfines_layer_has_its_norms_and_the_heads_activation():
+    head = build("ecdet").head
+    assert {type(m) for m in head.modules() if "Norm" in type(m).__name__} == {nn.LayerNorm}
+    assert {type(layer) for layer in head.decoder.layers} == {DFINEDecoderLayer}
+    assert {layer.ffn.activation for layer in head.decoder.layers} == {"silu"}
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    (dict(layer="detr"), "DEIMv2Head: layer='detr': expected 'deimv2' or 'dfine'"),
+    (dict(layer="dfine", gate=False), "DEIMv2Head: gate=False: layer='dfine' always has a gate"),
+    (dict(d_ffn=47), "DEIMv2Head: d_ffn=47: expected an even number"),
+])  # fmt: skip
+def test_wrong_layers_are_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build("vit", head=dict(SPECS["vit"]["head"], **changes))

@@ -32,6 +32,7 @@ SMALLEST = {
     "vit_small_patch16_dinov3": {},
     "WindowedViT": dict(d_model=64, depth=4, num_heads=2, image_size=64, num_windows=2, global_blocks=[2]),
     "SpatialAdapter": dict(vit=dict(type="ViT", d_model=64, depth=3, num_heads=2, image_size=64), blocks=[0, 1, 2]),
+    "ECViT": dict(d_model=64, depth=3, num_heads=2),
     "SmallHGNetV2": dict(size="atto"),
     "TimmBackbone": dict(name="resnet10t"),
     "i3d_r50": {},

@@ -1,9 +1,9 @@
 """DEIMv2 (Huang et al. 2025, https://arxiv.org/abs/2509.20787): a lighter decoder that predicts the edges of
 boxes as distributions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.heads.dfine import (
     MAX_FLOAT16,
     DecodedLayer,
+    DFINEDecoderLayer,
     Gate,
     LocationQuality,
     boxes_of_corners,
@@ -43,8 +44,10 @@ class DEIMv2Head(QueryHead):
         num_queries: number of boxes predicted per image.
         num_points: locations per head and level that a query samples; a list: of each level.
         d_model, num_heads, dropout: of all layers, see `vitkit.nn.transformer`.
-        d_ffn: width of the gate and the values of each feed-forward network together, an even number.
-        gate: whether a gate joins the cross-attention (`Gate`); False: a sum and a norm.
+        layer: "deimv2": `DEIMv2DecoderLayer`; "dfine": `DFINEDecoderLayer`, with this `activation` (ECDet).
+        d_ffn: width of each feed-forward network; in DEIMv2's layer, of the gate and the values together, an even
+            number.
+        gate: whether a gate joins the cross-attention (`Gate`); False: a sum and a norm, only in DEIMv2's layer.
         shared_box_head: whether all layers share the head of their distributions.
         activation: of the heads, see `MLP`.
         reg_max: number of bins of each edge's distribution minus one; even.
@@ -67,6 +70,7 @@ class DEIMv2Head(QueryHead):
         d_model: int = 256,
         num_heads: int = 8,
         num_points: int | Sequence[int] = 4,
+        layer: Literal["deimv2", "dfine"] = "deimv2",
         d_ffn: int = 512,
         dropout: float = 0.0,
         gate: bool = True,
@@ -83,20 +87,13 @@ class DEIMv2Head(QueryHead):
             raise ConfigError(
                 f"DEIMv2Head: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
             )
-        if d_ffn < 2 or d_ffn % 2:
-            raise ConfigError(f"DEIMv2Head: d_ffn={d_ffn}: expected an even number, half of it for the gate.")
+        make_layer = _layers_of(layer, d_ffn, gate=gate, activation=activation)
         self.d_model, self.num_queries, self.up = d_model, num_queries, up
         self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in feature_info.values())
         self.proposals = LocationSelection("DEIMv2", d_model, num_classes, activation=activation, projects=False)
         layers = [
-            DEIMv2DecoderLayer(
-                d_model,
-                len(feature_info),
-                num_heads=num_heads,
-                num_points=num_points,
-                d_ffn=d_ffn,
-                dropout=dropout,
-                gate=gate,
+            make_layer(
+                d_model, len(feature_info), num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout
             )
             for _ in range(num_decoder_layers)
         ]
@@ -140,6 +137,23 @@ class DEIMv2Head(QueryHead):
         return self.with_masks(outputs, features, [layer.states for layer in decoded], padding_mask)
 
 
+def _layers_of(layer: str, d_ffn: int, *, gate: bool, activation: str) -> Callable[..., nn.Module]:
+    """Return what makes the decoder's layers, see `DEIMv2Head`.
+
+    Raises:
+        ConfigError: the layer is unknown, it has no such gate, or its width is no even number.
+    """
+    if layer not in ("deimv2", "dfine"):
+        raise ConfigError(f"DEIMv2Head: layer={layer!r}: expected 'deimv2' or 'dfine'.")
+    if layer == "dfine":
+        if not gate:
+            raise ConfigError("DEIMv2Head: gate=False: layer='dfine' always has a gate. Choose layer='deimv2'.")
+        return partial(DFINEDecoderLayer, activation=activation)
+    if d_ffn < 2 or d_ffn % 2:
+        raise ConfigError(f"DEIMv2Head: d_ffn={d_ffn}: expected an even number, half of it for the gate.")
+    return partial(DEIMv2DecoderLayer, gate=gate)
+
+
 class DEIMv2Decoder(nn.Module):
     """Decoder that refines the distributions of the boxes' edges, with the same positions of queries in all layers.
 
@@ -151,7 +165,7 @@ class DEIMv2Decoder(nn.Module):
 
     def __init__(
         self,
-        layers: "list[DEIMv2DecoderLayer]",
+        layers: Sequence[nn.Module],
         d_model: int,
         bins: Tensor,
         reg_scale: float,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
+from vitkit.nn.layers import Activation
 from vitkit.nn.position import sine_positions_grid
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.nn.transformer import TransformerEncoderLayer
@@ -25,7 +26,7 @@ class HybridEncoderBase(nn.Module):
         feature_info: description of the backbone's maps, fine to coarse.
         out_channels: channels of each output.
         in_features: names of the maps to use, fine to coarse, each of half the stride of the next; None: all.
-        num_heads, d_ffn, dropout: of the layer of self-attention, see `vitkit.nn.transformer`.
+        num_heads, d_ffn, dropout, activation: of the layer of self-attention, see `vitkit.nn.transformer`.
         finer: name of a map that is passed on as it is, besides the others, for masks (D-FINE-seg's N).
         isolate_padding: whether padding is kept from affecting convolutions; False: it is treated like the image, as
             in the originals. The self-attention never sees padding. The model sets it.
@@ -42,6 +43,7 @@ class HybridEncoderBase(nn.Module):
         num_heads: int = 8,
         d_ffn: int = 1024,
         dropout: float = 0.0,
+        activation: Activation = "gelu",
         finer: str | None = None,
         isolate_padding: bool = False,
     ):
@@ -68,7 +70,7 @@ class HybridEncoderBase(nn.Module):
             self.feature_info = {FINER: feature_info[finer], **self.feature_info}
         self.input_proj = nn.ModuleList(self.projection(info.channels, out_channels) for info in infos)
         self.encoder = TransformerEncoderLayer(
-            out_channels, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, activation="gelu"
+            out_channels, num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, activation=activation
         )
 
     def projection(self, in_channels: int, out_channels: int) -> nn.Module:

@@ -76,6 +76,7 @@ MODELS = {  # name: (config, overrides)
     "D-FINE": ("dfine_n_coco", RT_DETR),
     "DEIMv2 on HGNetV2": ("deimv2_atto_coco", DEIMV2),
     "DEIMv2 on ViT": ("deimv2_s_coco", [*DEIMV2, *SMALL_VIT]),
+    "ECDet": ("ecdet_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
     "RF-DETR": ("rf_detr_n_coco", RF_DETR),
     "RF-DETR-Seg": ("rf_detr_seg_n_coco", RF_DETR),
     "MaskFormer": ("quickstart/maskformer_semantic", []),
@@ -89,7 +90,17 @@ MODELS = {  # name: (config, overrides)
 DEIMV2S = ("DEIMv2 on HGNetV2", "DEIMv2 on ViT")
 OVER_TOLERANCE = {
     (name, form)
-    for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2", "D-FINE", "RF-DETR", "RF-DETR-Seg", *DEIMV2S)
+    for name in (
+        "DINO",
+        "Deformable DETR",
+        "RT-DETR",
+        "RT-DETRv2",
+        "D-FINE",
+        "RF-DETR",
+        "RF-DETR-Seg",
+        *DEIMV2S,
+        "ECDet",
+    )
     for form in ("onnx fp16", "onnx int8", "torch fp16")
 } - {("RF-DETR", "onnx fp16")}
 """What may differ, as these models select locations by score: with random weights the scores are nearly equal, and
@@ -114,7 +125,10 @@ def predictor_of(config):
         vocabularies = dict(source=vocabulary, target=vocabulary)
         return Translator(build_model(config["model"], vocabularies=vocabularies), vocabularies)
     model = build_model(config["model"])
-    if config["model"]["type"] == "DEIMv2":  # with its initial weights, locations differ less in score than by rounding
+    if config["model"]["type"] in (
+        "DEIMv2",
+        "ECDet",
+    ):  # with its initial weights, locations differ less in score than by rounding
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.kaiming_normal_(parameter, nonlinearity="linear")

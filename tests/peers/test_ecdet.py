@@ -1,0 +1,41 @@
+"""ECDet beside libreyolo's (https://github.com/LibreYOLO/libreyolo, 1.6.0), which has the original's names."""
+
+import pytest
+import torch
+
+from vitkit.configs.ecdet import VARIANTS, ecdet_model
+from vitkit.engine.build import build_model
+from vitkit.model_zoo.converters.ecdet import OFFICIAL
+
+pytestmark = pytest.mark.peers
+peer = pytest.importorskip("libreyolo.models.ec.nn")
+SIZES = [arguments["size"] for arguments, _ in VARIANTS.values()]
+
+
+def randomize(model):
+    """Draw weights with which locations, queries and layers differ; norms have their own statistics."""
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.kaiming_normal_(parameter, nonlinearity="linear")
+        else:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_outputs_are_the_same(size):
+    spec = ecdet_model(size)
+    model = build_model(spec | dict(num_classes=80, backbone=spec["backbone"] | dict(pretrained=False)))
+    randomize(model)
+    theirs = peer.LibreECModel(size, nb_classes=80, eval_spatial_size=(640, 640))
+    missing, unexpected = theirs.load_state_dict(OFFICIAL[0].table.write(model.state_dict(), model), strict=False)
+    assert not missing and not unexpected
+    images = torch.randn(1, 3, 640, 640, dtype=torch.float64)
+    with torch.no_grad():
+        outputs, expected = model.double().eval()(images), theirs.double().eval()(images)
+    for name in ("pred_logits", "pred_boxes"):
+        torch.testing.assert_close(outputs[name].double(), expected[name], atol=1e-3, rtol=1e-4)
