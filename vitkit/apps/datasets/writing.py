@@ -30,9 +30,11 @@ from vitkit.io.atomic import link_atomically
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.folders import SPLITS
 from vitkit.io.image_files import path_inside, read_header, upright_size
+from vitkit.io.keypoints import read_keypoint_info
 from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing
 from vitkit.io.parsing import check_distinct
 from vitkit.io.segmentations import decode_segmentation, encode_segmentation, round_pixels, visible_box
+from vitkit.structures import KeypointInfo
 from vitkit.text_format import is_name
 
 Lost = dict[str, list[str]]
@@ -63,12 +65,13 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics reads them.
 
     Classes are numbered from 0 in the order of their ids. Objects with masks become polygons; masks in several parts or
-    with holes become one outline with seams. data.yaml names only splits that there are, without splits all images as
-    train; `notes` say if it lacks one that trainers require.
+    with holes become one outline with seams. With keypoints, all lines are poses: a box and points. data.yaml names
+    only splits that there are, without splits all images as train; `notes` say if it lacks one that trainers require.
     """
     ids = sorted(category["id"] for category in data.categories)
     number = {category_id: k for k, category_id in enumerate(ids)}
-    with_masks = data.any_object_has("segmentation")
+    keypoints = _keypoints_of(data)
+    with_masks = keypoints is None and data.any_object_has("segmentation")
     check_names(data)
     check_images(data)
     names_in_splits = _names_in_splits(data)
@@ -76,6 +79,8 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         lines: dict[str, None] = {}
         for annotation in annotations:
             values = _yolo_values(annotation, image, with_masks, lost)
+            if keypoints is not None:
+                values += _yolo_points(annotation, image, len(keypoints.names), lost)
             numbers = " ".join(f"{value:.10g}" for value in values)
             line = f"{number[annotation['category_id']]} {numbers}"
             if line in lines:  # which readers take for a mistake
@@ -92,11 +97,31 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     names = class_names(data.content)
     folders = {split: f"images/{split}" for split in data.splits} or {"train": f"images/{_ALL}"}
     settings = folders | {"names": [names[i] for i in ids]}
+    if keypoints is not None:
+        points = {"kpt_shape": [len(keypoints.names), 3], "flip_idx": keypoints.flip_order}
+        settings |= points | {"kpt_names": {k: list(keypoints.names) for k in range(len(ids))}}
     if lacking := [split for split in ("train", "val") if split not in folders]:
         # Not the same folder twice: a trainer would validate on what it has learned.
         data.notes.append(f"data.yaml has no {' and no '.join(lacking)}: add it before training, or split the images")
     write_text(out / "data.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     return [out / "data.yaml", out / "labels"]
+
+
+def _keypoints_of(data: AnnotatedImages) -> KeypointInfo | None:
+    """Return the keypoints of the categories, None if they have none; raises like `read_keypoint_info`."""
+    if not any(category.get("keypoints") for category in data.categories):
+        return None
+    return read_keypoint_info(data.categories, data.source.name)[0]
+
+
+def _yolo_points(annotation: Mapping[str, Any], image: Mapping[str, Any], count: int, lost: Lost) -> list[float]:
+    """Return the numbers of a pose after its box: x and y in fractions of the image, and visibility."""
+    if annotation.get("segmentation"):
+        lost.setdefault("masks: YOLO's poses have boxes and points only", []).append(str(annotation.get("id")))
+    points = annotation.get("keypoints") or [0] * (3 * count)
+    triples = zip(points[::3], points[1::3], points[2::3])
+    scale = image["width"], image["height"]
+    return [v for x, y, seen in triples for v in ((x / scale[0], y / scale[1], seen) if seen else (0, 0, 0))]
 
 
 def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
@@ -113,6 +138,8 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         size = ElementTree.SubElement(root, "size")
         _add_text(size, width=image["width"], height=image["height"], depth=3)
         for annotation in annotations:
+            if annotation.get("num_keypoints"):
+                lost.setdefault("keypoints: VOC's XML has boxes only", []).append(str(annotation.get("id")))
             if annotation.get("segmentation"):
                 lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation.get("id")))
             x, y, width, height = _clip(annotation, image, lost)
@@ -158,6 +185,12 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         _add_text(label, name=name)
         attribute = ElementTree.SubElement(ElementTree.SubElement(label, "attributes"), "attribute")
         _add_text(attribute, name="score", mutable=False, input_type="number", default_value=0, values="0;1;0.001")
+    points = {category["id"]: category["keypoints"] for category in data.categories if category.get("keypoints")}
+    for category_id in sorted(points):
+        for point in points[category_id]:
+            label = ElementTree.SubElement(labels, "label")
+            _add_text(label, name=point, type="points")
+            ElementTree.SubElement(label, "parent").text = names[category_id]
     ElementTree.indent(root)
     path = out / "annotations.xml"
     head, end = ElementTree.tostring(root, encoding="unicode").rsplit("\n", 1)
@@ -165,7 +198,7 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         file.write(f"<?xml version='1.0' encoding='utf-8'?>\n{head}\n")
         for number, (image, annotations) in enumerate(_by_image(data, lost)):
             link_image(image_file(data, image), out, f"images/{image['file_name']}")
-            element = _cvat_image(image, annotations, names, lost)
+            element = _cvat_image(image, annotations, names, points, lost)
             element.attrib = {"id": str(number)} | element.attrib
             if image["id"] in subsets:
                 element.set("subset", subsets[image["id"]])
@@ -176,18 +209,42 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
 
 
 def _cvat_image(
-    image: Mapping[str, Any], annotations: list[dict[str, Any]], names: Mapping[int, str], lost: Lost
+    image: Mapping[str, Any],
+    annotations: list[dict[str, Any]],
+    names: Mapping[int, str],
+    points: Mapping[int, Sequence[str]],
+    lost: Lost,
 ) -> ElementTree.Element:
-    """Return the element of an image with its objects, without its number."""
+    """Return the element of an image with its objects, without its number.
+
+    An object with labeled points is a skeleton, and its box one of the same group.
+    """
     described = {"name": image["file_name"], "width": str(image["width"]), "height": str(image["height"])}
     element = ElementTree.Element("image", described)
-    for annotation in annotations:
+    for number, annotation in enumerate(annotations, 1):
         kind, fields = _cvat_shape(annotation, image, lost)
+        has_points = any((annotation.get("keypoints") or ())[2::3])
+        if has_points and kind != "box":
+            lost.setdefault("masks of skeletons", []).append(str(annotation.get("id")))
+            kind, fields = _cvat_shape({**annotation, "segmentation": None}, image, lost)
+        fields |= {"group_id": number} if has_points else {}
         flags = {"occluded": int(annotation.get("occluded") not in UNSET), "z_order": 0}
         known = {"label": names[annotation["category_id"]], "source": "auto" if "score" in annotation else "file"}
         shape = ElementTree.SubElement(
             element, kind, {key: str(value) for key, value in (known | fields | flags).items()}
         )
+        if has_points:
+            shape = ElementTree.SubElement(element, "skeleton", {
+                "label": known["label"], "source": known["source"], "group_id": str(number), "z_order": "0"
+            })  # fmt: skip
+            values = annotation["keypoints"]
+            for name, x, y, seen in zip(
+                points[annotation["category_id"]], values[::3], values[1::3], values[2::3], strict=True
+            ):
+                ElementTree.SubElement(shape, "points", {
+                    "label": name, "outside": str(int(not seen)), "occluded": str(int(seen == 1)),
+                    "points": f"{round_pixels(x)},{round_pixels(y)}",
+                })  # fmt: skip
         if "score" in annotation:
             ElementTree.SubElement(shape, "attribute", name="score").text = f"{annotation['score']:.3f}"
     return element

@@ -1,6 +1,7 @@
 """CVAT's "CVAT for images 1.1": one XML file with the boxes, polygons, ellipses and masks of all images.
 
-Points, lines, cuboids and tags are not objects and are left out. Rotated boxes become polygons.
+Points, lines, cuboids and tags are not objects and are left out. Rotated boxes become polygons. The points of a
+skeleton become keypoints; its box is the one of the same group and label, or the one around its points.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,14 @@ from vitkit.data.formats.annotated import AnnotatedImages, check_mask_size, read
 from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles, split_of
 from vitkit.io.parsing import check_count, coordinate, read_xml
-from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation, rotate_box
+from vitkit.io.segmentations import (
+    ellipse_polygon,
+    is_side,
+    polygon_fields,
+    region_annotation,
+    rotate_box,
+    round_pixels,
+)
 
 
 def is_cvat_file(path: Path) -> bool:
@@ -38,8 +46,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     beside = path.parent / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("cvat", annotations, files.folder)
-    for label in root.iterfind("meta//labels/label/name"):
-        data.category_id(data.strip_name(label.text or "", f"annotations: '{path}': the name of a label"))
+    keypoints = _read_labels(data, root, path)
     entries: dict[str, dict[str, Any]] = {}
     files.expect([element.get("name", "")] for element in root.iterfind("image"))
     for element in root.iterfind("image"):
@@ -67,11 +74,80 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         if task or (subset and split is None):
             data.recordings[image["id"]] = f"task {task}" if task else f"subset {subset}"
         check_count(len(element), f"annotations: '{path}': {name!r}")
+        boxes = {_group(shape): shape for shape in element.iterfind("box") if shape.get("group_id")}
+        skeletons = {_group(shape) for shape in element.iterfind("skeleton")}
         for shape in element:
-            _add_shape(data, image, shape, path)
+            if shape.tag == "skeleton":
+                _add_skeleton(data, image, shape, boxes.get(_group(shape)), keypoints, path)
+            elif shape.tag != "box" or boxes.get(_group(shape)) is not shape or _group(shape) not in skeletons:
+                _add_shape(data, image, shape, path)
+    for category in data.categories:
+        if keypoints.get(category["name"]):
+            category["keypoints"] = keypoints[category["name"]]
+            _complete(data.annotations, category)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     return data
+
+
+def _group(shape: ElementTree.Element) -> tuple[str | None, str | None]:
+    return shape.get("group_id"), shape.get("label")
+
+
+def _read_labels(data: AnnotatedImages, root: ElementTree.Element, path: Path) -> dict[str, list[str]]:
+    """Add the labels as classes, and return the names of the points of each label, which are labels with a parent."""
+    keypoints: dict[str, list[str]] = {}
+    for label in root.iterfind("meta//labels/label"):
+        name = data.strip_name(label.findtext("name") or "", f"annotations: '{path}': the name of a label")
+        if parent := (label.findtext("parent") or "").strip():
+            keypoints.setdefault(parent, []).append(name)
+        else:
+            data.category_id(name)
+    return keypoints
+
+
+def _add_skeleton(
+    data: AnnotatedImages,
+    image: Mapping[str, Any],
+    skeleton: ElementTree.Element,
+    box: ElementTree.Element | None,
+    keypoints: dict[str, list[str]],
+    path: Path,
+) -> None:
+    """Add an object with keypoints; points that are outside are not labeled, occluded ones hidden."""
+    label = data.strip_name(skeleton.get("label") or "", f"annotations: '{path}': the label of a skeleton")
+    names = keypoints.setdefault(label, [])
+    points: dict[str, list[float]] = {}
+    for point in skeleton.iterfind("points"):
+        name = (point.get("label") or "").strip()
+        where = f"annotations: '{path}': point {name!r:.100} of a skeleton of {image['file_name']!r}"
+        xy = [coordinate(text, where) for text in point.get("points", "").split(",")]
+        if name in points or len(xy) != 2:
+            raise DataError(f"{where} is {'there twice' if name in points else 'not x,y'}. Correct it.")
+        if name not in names:
+            names.append(name)
+        seen = 0 if point.get("outside") == "1" else 1 if point.get("occluded") == "1" else 2
+        points[name] = [*map(round_pixels, xy), seen] if seen else [0, 0, 0]
+    labeled = [point for point in points.values() if point[2]]
+    if box is None and not labeled:
+        data.leave_out("skeletons without a point in the image", image["file_name"])
+        return
+    fields = _fields(box, image, path) if box is not None else {"bbox": _box_around(labeled)}
+    data.add_object(image["id"], label, **fields, **_score(skeleton), keypoints=points, num_keypoints=len(labeled))
+
+
+def _box_around(points: list[list[float]]) -> list[float]:
+    """Return the box around points, xywh, at least a pixel wide and high."""
+    low, high = (np.array(points)[:, :2].min(axis=0), np.array(points)[:, :2].max(axis=0))
+    return [*low.tolist(), *np.maximum(high - low, 1).tolist()]
+
+
+def _complete(annotations: list[dict[str, Any]], category: Mapping[str, Any]) -> None:
+    """Put the points of a class's skeletons, which are by name, in the order of its keypoints."""
+    for annotation in annotations:
+        if annotation["category_id"] == category["id"] and isinstance(annotation.get("keypoints"), dict):
+            by_name = annotation["keypoints"]
+            annotation["keypoints"] = [v for name in category["keypoints"] for v in by_name.get(name, [0, 0, 0])]
 
 
 def _add_shape(data: AnnotatedImages, image: Mapping[str, Any], shape: ElementTree.Element, path: Path) -> None:

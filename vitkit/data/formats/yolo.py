@@ -1,7 +1,8 @@
 """YOLO: one text file per image, a line `CLASS CX CY W H` in fractions for each object, and a YAML of the names.
 
 Polygons (`CLASS X Y X Y X Y ...`), the layouts of Ultralytics and Roboflow, and Darknet's obj.data, as CVAT writes it,
-are also read. Of poses (`CLASS CX CY W H`, then points) the box is read. An image without a text file has no objects.
+are also read. Poses (`CLASS CX CY W H`, then points) have keypoints if the YAML's `kpt_shape` says so, otherwise their
+boxes are read. An image without a text file has no objects.
 Class ids are those of the text files.
 """
 
@@ -265,12 +266,16 @@ class _Reader:
         if not self.is_named:
             data.notes.append("no data.yaml or classes.txt names the classes: they are called class_0, class_1, …")
         data.categories.extend({"id": number, "name": name} for number, name in self.names.items())
-        shape = settings.get("kpt_shape") or ["0"]
-        if not isinstance(shape, list) or not all(isinstance(n, str) and re.fullmatch(r"\d{1,3}", n) for n in shape):
+        shape = settings.get("kpt_shape") or ["0", "0"]
+        is_shape = isinstance(shape, list) and all(isinstance(n, str) and re.fullmatch(r"\d{1,3}", n) for n in shape)
+        if not is_shape or len(shape) != 2 or shape[1] not in ("0", "2", "3"):
             raise DataError(
                 f"'{folder}': kpt_shape is {shape!r:.100}; expected [points, 2 or 3]. Correct the YAML file."
             )
-        self.num_keypoint_values = math.prod(map(int, shape))
+        self.num_keypoints, self.keypoint_size = map(int, shape)
+        self.keypoint_fields = _keypoint_fields(settings, self.num_keypoints, folder) if self.num_keypoints else {}
+        for category in data.categories:
+            category.update(self.keypoint_fields)
 
     def label_file(self, image: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
         """Return an image's text file: in the folder of labels, in `labels` beside `images`, or beside the image."""
@@ -344,7 +349,9 @@ class _Reader:
 
     def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], context: str) -> None:
         label, values = _numbers(tokens, context)
-        if len(values) == 4 + self.num_keypoint_values:
+        points: dict[str, Any] = {}
+        if self.num_keypoints and len(values) == 4 + self.num_keypoints * self.keypoint_size:
+            points = _read_points(values[4:], self.keypoint_size, image, context)
             values = values[:4]
         if len(values) == 5 and not 0 <= values[4] <= 1:
             raise DataError(
@@ -358,7 +365,7 @@ class _Reader:
             )
         if label not in self.names:
             self.names[label] = f"class_{label}"
-            self.data.categories.append({"id": label, "name": self.names[label]})
+            self.data.categories.append({"id": label, "name": self.names[label], **self.keypoint_fields})
         # The flags of a pose are no fractions.
         is_pose = self.may_be_poses and len(values) > 5 and _is_pose(values, 3)
         is_polygon = len(values) > 5 and not is_pose
@@ -371,7 +378,7 @@ class _Reader:
             if box_width < 0 or box_height < 0:
                 raise DataError(f"{context}: a size is negative; expected `CLASS CX CY W H`. Correct the line.")
             x, y = (center_x - box_width / 2) * width, (center_y - box_height / 2) * height
-            self.data.add_object(image["id"], label, [x, y, box_width * width, box_height * height])
+            self.data.add_object(image["id"], label, [x, y, box_width * width, box_height * height], **points)
             return
         polygon = [value * (height if k % 2 else width) for k, value in enumerate(values[: len(values) // 2 * 2])]
         self.data.add_object(image["id"], label, **polygon_fields([polygon]))
@@ -379,6 +386,40 @@ class _Reader:
             self.long_lines.append(_Long(self.data.annotations[-1], values, width, height, context))
             if not is_pose and not _is_pose(values, 2):
                 self._take_as_polygons()
+
+
+def _keypoint_fields(settings: Mapping[str, Any], count: int, folder: Path) -> dict[str, Any]:
+    """Return the fields of categories with the YAML's keypoints: `kpt_names` and `flip_idx`, if it has them."""
+    names = settings.get("kpt_names")
+    names = next(iter(names.values()), None) if isinstance(names, Mapping) else names
+    names = [f"point_{k}" for k in range(count)] if names is None else names
+    if not isinstance(names, list) or len(names) != count or not all(map(is_name, names)):
+        raise DataError(f"'{folder}': kpt_names is {names!r:.200}; expected {count} names. Correct the YAML file.")
+    order = settings.get("flip_idx")
+    if order is None:
+        return {"keypoints": names}
+    is_order = isinstance(order, list) and sorted(map(str, order)) == sorted(map(str, range(count)))
+    if not is_order or any(int(order[int(k)]) != place for place, k in enumerate(order)):
+        raise DataError(
+            f"'{folder}': flip_idx is {order!r:.200}; expected each number 0 to {count - 1} once, so that two points "
+            "exchange their places or one keeps its own. Correct the YAML file."
+        )
+    pairs = [[place + 1, int(k) + 1] for place, k in enumerate(order) if place < int(k)]
+    return {"keypoints": names, "flip_pairs": pairs}
+
+
+def _read_points(values: Sequence[float], size: int, image: Mapping[str, Any], context: str) -> dict[str, Any]:
+    """Return an object's keypoints of `size` numbers each: fractions of the image and, of three, visibility."""
+    keypoints = []
+    for x, y, *flag in zip(*(values[k::size] for k in range(size))):
+        seen = flag[0] if flag else 2 * ((x, y) != (0, 0))
+        if seen not in (0, 1, 2):
+            raise DataError(f"{context}: {seen:g} is not a visibility, 0, 1 or 2. Correct the line, or kpt_shape.")
+        if seen and not (0 <= x <= 1 and 0 <= y <= 1):
+            raise DataError(f"{context}: the point ({x:g}, {y:g}) is outside the image, 0 to 1. Correct the line.")
+        pixels = [round_pixels(x * image["width"]), round_pixels(y * image["height"])]
+        keypoints += [*pixels, int(seen)] if seen else [0, 0, 0]
+    return {"keypoints": keypoints, "num_keypoints": sum(map(bool, keypoints[2::3]))}
 
 
 def _is_pose(values: Sequence[float], size: int) -> bool:

@@ -1,0 +1,87 @@
+"""Keypoints survive a conversion to YOLO's poses and CVAT's skeletons, and back."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.apps.datasets.writing import write_coco, write_cvat, write_yolo
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.formats import read_annotations
+from vitkit.errors import DataError
+
+NAMES = ["nose", "left_hand", "right_hand"]
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "images").mkdir()
+    images, annotations = [], []
+    rng = np.random.default_rng(0)
+    for image_id in (1, 2):
+        Image.fromarray(np.zeros((120, 160, 3), np.uint8)).save(tmp_path / "images" / f"{image_id}.png")
+        images.append({"id": image_id, "file_name": f"{image_id}.png", "width": 160, "height": 120})
+        for _ in range(2):
+            points = rng.integers(20, 80, (3, 2))
+            seen = rng.permutation([0, 1, 2])
+            keypoints = np.column_stack([points * (seen > 0)[:, None], seen]).ravel().tolist()
+            annotations.append(
+                {
+                    "id": len(annotations) + 1, "image_id": image_id, "category_id": 1, "bbox": [16, 12, 80, 72],
+                    "area": 5760, "iscrowd": 0, "keypoints": keypoints, "num_keypoints": 2,
+                }
+            )  # fmt: skip
+    annotations[-1] = {k: v for k, v in annotations[-1].items() if "keypoints" not in k}
+    categories = [{"id": 1, "name": "person", "keypoints": NAMES, "flip_pairs": [[2, 3]]}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (tmp_path / "points.json").write_text(json.dumps(content))
+    return read_annotations(tmp_path / "points.json", tmp_path / "images")
+
+
+@pytest.mark.parametrize("format", ["yolo", "cvat", "coco"])
+def test_points_survive(source, tmp_path, format):
+    lost = {}
+    write = {"yolo": write_yolo, "cvat": write_cvat, "coco": write_coco}[format]
+    path, *_ = write(source, tmp_path / "out", lost)
+    assert not lost
+    images = source.folder if format == "coco" else None
+    dataset = CocoDetection(images, path, keypoints=True, split="all" if format == "yolo" else None)
+    assert dataset.keypoints.names == tuple(NAMES) and dataset.keypoints.flip_pairs == ((1, 2),)
+    original = CocoDetection(source.folder, source.source, keypoints=True)
+    for index in range(2):
+        ours, theirs = dataset[index]["target"], original[index]["target"]
+        np.testing.assert_allclose(ours["keypoints"], theirs["keypoints"], atol=0.01)
+        np.testing.assert_allclose(ours["boxes_cxcywh"], theirs["boxes_cxcywh"], atol=1e-4)
+
+
+def test_yolo_says_how_points_are_exchanged(source, tmp_path):
+    path, _ = write_yolo(source, tmp_path / "out", {})
+    text = path.read_text()
+    assert "kpt_shape:\n- 3\n- 3" in text and "flip_idx:\n- 0\n- 2\n- 1" in text
+    path.write_text(text.replace("flip_idx:\n- 0\n- 2\n- 1", "flip_idx:\n- 1\n- 2\n- 0"))
+    with pytest.raises(
+        DataError, match="flip_idx is .*; expected each number 0 to 2 once, so that two points exchange"
+    ):
+        read_annotations(path, None)
+
+
+def test_skeleton_without_a_box_has_the_one_around_its_points(tmp_path):
+    Image.fromarray(np.zeros((60, 80, 3), np.uint8)).save(tmp_path / "a.png")
+    (tmp_path / "annotations.xml").write_text(
+        """<annotations><version>1.1</version>
+        <meta><task><labels><label><name>cat</name><type>skeleton</type></label>
+        <label><name>1</name><type>points</type><parent>cat</parent></label>
+        <label><name>2</name><type>points</type><parent>cat</parent></label>
+        <label><name>3</name><type>points</type><parent>cat</parent></label></labels></task></meta>
+        <image id="0" name="a.png" width="80" height="60"><skeleton label="cat" source="manual" z_order="0">
+        <points label="2" source="manual" outside="0" occluded="1" points="30.50,40.25"></points>
+        <points label="1" source="manual" outside="0" occluded="0" points="10.00,20.00"></points>
+        <points label="3" source="manual" outside="1" occluded="0" points="0.00,0.00"></points>
+        </skeleton></image></annotations>"""
+    )
+    data = read_annotations(tmp_path / "annotations.xml", None)
+    assert data.categories == [{"id": 1, "name": "cat", "keypoints": ["1", "2", "3"]}]
+    (annotation,) = data.annotations
+    assert annotation["keypoints"] == [10, 20, 2, 30.5, 40.25, 1, 0, 0, 0] and annotation["num_keypoints"] == 2
+    assert annotation["bbox"] == [10, 20, 20.5, 20.25]
