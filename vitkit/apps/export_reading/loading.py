@@ -235,7 +235,7 @@ def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
     metadata = read_program_metadata(path) if is_program else read_onnx_metadata(path)
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     things = (metadata.get("postprocessing") or {}).get("things")
-    names = ("classes", "category_ids", "vocabularies")
+    names = ("classes", "category_ids", "keypoints", "vocabularies")
     if isinstance(metadata.get("tokenizer"), dict):
         metadata = metadata | {"vocabularies": {"target": read_tokenizer(path, metadata["tokenizer"])}}
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {

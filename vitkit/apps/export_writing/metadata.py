@@ -41,6 +41,7 @@ def describe(
         about |= {
             "classes": predictor.classes,
             "category_ids": predictor.category_ids,
+            "keypoints": None if predictor.keypoint_info is None else predictor.keypoint_info.to_json(),
             "thresholds": predictor.thresholds.to_json(predictor.classes),
             "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.to_json(),
             "preprocessing": _preprocessing(predictor),

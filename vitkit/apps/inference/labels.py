@@ -11,7 +11,9 @@ from typing import Any
 from vitkit.apps.datasets.writing import NUM_SHOWN, WRITERS, describe_left_out, writing_text
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.segmentations import decode_segmentation
+from vitkit.io.keypoints import keypoint_fields
+from vitkit.io.segmentations import decode_segmentation, round_pixels
+from vitkit.structures import KeypointInfo
 
 
 def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> list[Path]:
@@ -20,8 +22,8 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
     They are written image by image; of all images, only names and sizes are in memory.
 
     Args:
-        predictions: `images`, `classes` and, if there are any, `category_ids` as in predictions.json; the images are
-            iterated twice.
+        predictions: `images`, `classes` and, if there are any, `category_ids` and `keypoints` as in predictions.json;
+            the images are iterated twice.
         format: one of WRITERS; scores are kept in COCO, CVAT and Label Studio.
         folder: annotations are written to its subfolder of the format's name, and names to review_order.txt in it, the
             least certain image first.
@@ -32,7 +34,8 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
     images, classes, category_ids = (predictions.get(key) for key in ("images", "classes", "category_ids"))
     if "objects" not in next(iter(images or ()), ()):
         raise ConfigError(f"--format {format}: writes objects in images, and the model predicts none. Leave it out.")
-    target, data = folder / format, PredictedImages(images, classes, category_ids)
+    info = None if predictions.get("keypoints") is None else KeypointInfo.from_json(predictions["keypoints"])
+    target, data = folder / format, PredictedImages(images, classes, category_ids, info)
     if format == "coco":
         written = [_write_coco(data, target / "instances.json")]
     else:
@@ -56,28 +59,38 @@ class PredictedImages(AnnotatedImages):
     Args:
         entries: the images of predictions.json, which are iterated here and for each iteration over the objects.
         classes, category_ids: the names of the classes, and their ids; None: they are numbered from 1.
+        info: the model's keypoints, if they are known.
     Raises:
         DataError: images lie on the network, or on several drives.
     """
 
     def __init__(
-        self, entries: Iterable[Mapping[str, Any]], classes: Sequence[str], category_ids: Sequence[int] | None = None
+        self,
+        entries: Iterable[Mapping[str, Any]],
+        classes: Sequence[str],
+        category_ids: Sequence[int] | None = None,
+        info: KeypointInfo | None = None,
     ):
         self._entries, self._has_masks = entries, False
         self.names: list[str] = []
         """The image of each entry."""
         self.uncertainties: list[float] = []
         self._sizes: list[tuple[int, int]] = []
-        folder = None
+        folder, keypoints = None, {}
         for entry in entries:
             folder = _common_folder(folder, entry["image"])
             self.names.append(entry["image"])
             self.uncertainties.append(entry["uncertainty"])
             self._sizes.append((entry["width"], entry["height"]))
             self._has_masks = self._has_masks or any("mask" in found for found in entry["objects"])
+            keypoints = keypoints or next(
+                (found["keypoints"] for found in entry["objects"] if "keypoints" in found), {}
+            )
         if not category_ids or not all(type(number) is int for number in category_ids):
             category_ids = range(1, len(classes) + 1)
-        categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes)]
+        fields = keypoint_fields(info) if info is not None and keypoints else {}
+        fields = fields or ({"keypoints": [*keypoints], "flip_pairs": []} if keypoints else {})
+        categories = [{"id": number, "name": name, **fields} for number, name in zip(category_ids, classes)]
         super().__init__("predictions", Path(folder), Path(folder), {"categories": categories})
 
     @property
@@ -108,6 +121,11 @@ class PredictedImages(AnnotatedImages):
                 if "mask" in found:
                     area = int(decode_segmentation(found["mask"], image["height"], image["width"]).sum())
                     fields |= {"segmentation": found["mask"], "area": area}
+                if "keypoints" in found:
+                    # A point that the model doubts is not labeled; hidden ones are not told apart.
+                    points = [[x, y, 2] if score >= 0.5 else [0, 0, 0] for x, y, score in found["keypoints"].values()]
+                    fields |= {"keypoints": [round_pixels(v) for point in points for v in point]}
+                    fields |= {"num_keypoints": sum(point[2] > 0 for point in points)}
                 of_image.add_object(image["id"], ids[found["class"]], [x0, y0, x1 - x0, y1 - y0], **fields)
             for annotation in of_image.annotations:
                 num_objects += 1

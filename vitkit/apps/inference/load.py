@@ -365,6 +365,7 @@ def _predictor_of(
         classes,
         **settings,
         category_ids=category_ids_of(weights.metadata, str(weights), classes),
+        keypoint_info=keypoints_of(weights.metadata, str(weights)),
         channels=_channels(config, model),
         text=_phrases(config, classes) if "text" in model.takes and classes else None,
         **_read_measured(weights.metadata, str(weights), classes),

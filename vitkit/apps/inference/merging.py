@@ -53,6 +53,8 @@ class _TileObjects:
     """(N,) bool: the box reaches a border of the tile that is not a border of the image."""
     masks: list[dict[str, Any]] | None
     """COCO run lengths of the masks, of the tile's size; None if the model predicts no masks."""
+    keypoints: Tensor | None = None
+    """(N, K, 3) x, y in pixels of the image and confidence; None if the model predicts none."""
 
     def mask(self, index: int) -> np.ndarray:
         """Decode a mask, (h, w) bool of the tile's size."""
@@ -66,7 +68,8 @@ class ObjectMerger:
     their masks, or of their boxes if there are no masks, is at least `SAME`. Each prediction has at most one partner,
     so that neighboring objects stay apart, and within a tile nothing is suppressed. A part that its tile cuts off also
     belongs to a prediction that it lies inside. An object in several tiles gets the highest score, and the box and mask
-    of the best prediction that no tile cuts off, or the union of all parts if there is no such prediction.
+    of the best prediction that no tile cuts off, or the union of all parts if there is no such prediction; likewise its
+    keypoints, of which each part gives those that it is most confident of.
 
     Args:
         size: (height, width) of the image.
@@ -87,6 +90,9 @@ class ObjectMerger:
         if masks is not None:
             kept &= masks.flatten(1).any(1)
             masks = masks_to_rle(masks[kept])
+        points = fields.get("keypoints")
+        if points is not None:
+            points = points[kept].float() + boxes.new_tensor([tile.left, tile.top, 0])
         boxes = boxes[kept] + boxes.new_tensor([tile.left, tile.top, tile.left, tile.top])
         part = _TileObjects(
             tile,
@@ -96,6 +102,7 @@ class ObjectMerger:
             boxes,
             self._is_cut(boxes, tile),
             masks,
+            points,
         )
         for other in self.parts:
             common = tile.intersection(other.tile)
@@ -135,6 +142,11 @@ class ObjectMerger:
             if boxes
             else torch.zeros(0, 4),
         }
+        if self.parts and self.parts[0].keypoints is not None:
+            # Of an object that every tile cuts off, each point is the one that a tile is most confident of.
+            points = [torch.stack([part.keypoints[i] for part, i in group]) for group in chosen]
+            best = [each[each[..., 2].argmax(0), torch.arange(each.shape[1])] for each in points]
+            result["keypoints"] = torch.stack(best) if best else self.parts[0].keypoints[:0]
         if has_masks:
             result["masks"] = torch.zeros(len(chosen), *self.size, dtype=torch.bool)
             for mask, group in zip(result["masks"], chosen):

@@ -21,7 +21,7 @@ from vitkit.io.folders import declare_output
 from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest
-from vitkit.structures import ScoreThresholds
+from vitkit.structures import KeypointInfo, ScoreThresholds
 
 if TYPE_CHECKING:
     import pandas
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAX_CLASSES = 5  # listed for a classified image
 Threshold = float | Mapping[str, float]
 """The lowest score of objects, of all or by class name; "*" stands for all others, which otherwise keep the model's."""
-_PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
+_PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks", "keypoints")
 
 
 @dataclass(repr=False)
@@ -52,6 +52,8 @@ class Prediction:
     thresholds: ScoreThresholds = field(default_factory=ScoreThresholds)
     category_ids: Sequence[int | str] | None = None
     """The category id of each class in the annotations, for `to_coco`; None: the labels are used."""
+    keypoint_info: KeypointInfo | None = None
+    """The names of predicted keypoints, and the limbs between them; None: unknown, or none are predicted."""
 
     @property
     def task(self) -> str:
@@ -77,6 +79,11 @@ class Prediction:
     def masks(self) -> Tensor | None:
         """(N, H, W) bool; None if the model predicts no masks."""
         return self._objects("masks")
+
+    @property
+    def keypoints(self) -> Tensor | None:
+        """(N, K, 3) float32 x, y in pixels of the image and confidence; None if the model predicts no keypoints."""
+        return self._objects("keypoints")
 
     @property
     def labels(self) -> Tensor | None:
@@ -225,7 +232,13 @@ class Prediction:
             raise ConfigError(f"task {task!r}: the model does not predict it. {nearest(task, tasks)}")
         chosen = self._from(score_threshold)
         return draw_prediction(
-            self.image, chosen.fields, self.classes, FIELDS[task], thresholds=chosen.thresholds, best=best
+            self.image,
+            chosen.fields,
+            self.classes,
+            FIELDS[task],
+            thresholds=chosen.thresholds,
+            best=best,
+            keypoints=self.keypoint_info,
         )
 
     def save(self, path: str | Path, *, task: str | None = None, score_threshold: Threshold | None = None) -> None:
@@ -279,7 +292,8 @@ class Prediction:
         return self.boxes
 
     def to_coco(self, image_id: int) -> list[dict[str, Any]]:
-        """Return the objects in COCO's result format: boxes are xywh in pixels, masks are run lengths.
+        """Return the objects in COCO's result format: boxes are xywh in pixels, masks are run lengths,
+        keypoints x, y and confidence of each.
 
         Raises:
             ConfigError: the model predicts no boxes.
@@ -287,6 +301,7 @@ class Prediction:
         boxes_xywh = self._require_boxes("to_coco").clone()
         boxes_xywh[:, 2:] -= boxes_xywh[:, :2]
         masks = [None] * len(boxes_xywh) if self.masks is None else masks_to_rle(self.masks)
+        points = [None] * len(boxes_xywh) if self.keypoints is None else self.keypoints.flatten(1).tolist()
         return [
             {
                 "image_id": image_id,
@@ -294,8 +309,9 @@ class Prediction:
                 "bbox": box,
                 "score": score,
                 **({} if mask is None else {"segmentation": mask}),
+                **({} if values is None else {"keypoints": values}),
             }
-            for (_, label, score), box, mask in zip(self._list_classified(), boxes_xywh.tolist(), masks)
+            for (_, label, score), box, mask, values in zip(self._list_classified(), boxes_xywh.tolist(), masks, points)
         ]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -337,7 +353,8 @@ class Prediction:
             score_threshold: objects with a lower score are left out, see `filter`; None: those below `thresholds`.
         Returns:
             image, width, height, and depending on the task
-            objects: class, score, box_xyxy in pixels and, if there are masks, mask as COCO's run lengths, best first;
+            objects: class, score, box_xyxy in pixels and, if there are masks, mask as COCO's run lengths, or, if there
+            are keypoints, keypoints: [x, y, confidence] by name, best first;
             threshold: the score threshold of the objects, and its origin; uncertainty;
             segments: id, class, score and area in pixels of the panoptic map;
             areas: class -> share of the semantic map, largest first;
@@ -370,12 +387,18 @@ class Prediction:
 
     def _json_objects(self) -> list[dict[str, Any]]:
         masks = [None] * len(self._order) if self.masks is None else masks_to_rle(self.masks)
-        return [
+        objects = [
             {"class": name, "score": score, "box_xyxy": box, **({} if mask is None else {"mask": mask})}
             for (name, _, score), box, mask in zip(
                 self._list_classified(), self._require_boxes("to_json").tolist(), masks
             )
         ]
+        if self.keypoints is not None:
+            info, count = self.keypoint_info, self.keypoints.shape[1]
+            names = [f"point_{k}" for k in range(count)] if info is None else info.names
+            for found, points in zip(objects, self.keypoints.tolist()):
+                found["keypoints"] = dict(zip(names, points, strict=True))
+        return objects
 
 
 def make_threshold(score: Threshold, classes: Sequence[str], others: ScoreThresholds) -> ScoreThresholds:

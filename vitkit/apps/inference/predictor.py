@@ -28,7 +28,7 @@ from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.protocols.model import DenseModel, GenerativeModel, Model
 from vitkit.registry import TRANSFORMS, require_base
-from vitkit.structures import Batch, ImageSizes, Sample, ScoreThresholds
+from vitkit.structures import Batch, ImageSizes, KeypointInfo, Sample, ScoreThresholds
 from vitkit.text.prompts import Caption, Prompt
 from vitkit.weights import LoadReport
 
@@ -69,6 +69,7 @@ class Predictor:
         report: the report of loading the weights.
         thresholds: the lowest scores of objects that are shown.
         category_ids: the category id of each class in the training data.
+        keypoint_info: the keypoints that it predicts; None: none, or they are not known by name.
         image_sizes: the sizes of the images that the model was evaluated on. If `transforms` do not resize, an image
             that is smaller or larger than all of these is resized to their median, as the model would miss most objects
             of sizes that it was not trained on.
@@ -91,6 +92,7 @@ class Predictor:
         report: LoadReport | None = None,
         thresholds: ScoreThresholds | None = None,
         category_ids: Sequence[int | str] | None = None,
+        keypoint_info: KeypointInfo | None = None,
         image_sizes: ImageSizes | None = None,
         channels: int | None = None,
         text: Prompt | None = None,
@@ -108,6 +110,7 @@ class Predictor:
         self.precision = resolve_precision(precision, self.device)
         self.max_image_pixels = max_image_pixels
         self.category_ids = category_ids
+        self.keypoint_info = keypoint_info
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
         self._has_said_size = False
         self._predicts = isinstance(model, DenseModel | GenerativeModel)
@@ -318,7 +321,8 @@ class Predictor:
                     classes = list(dict.fromkeys(fields["phrases"]))
                     labels = [classes.index(phrase) for phrase in fields["phrases"]]
                     fields = fields | {"labels": torch.tensor(labels, dtype=torch.int64)}
-                yield Prediction(item.name, as_rgb(item.image), fields, classes, thresholds, self.category_ids)
+                about = classes, thresholds, self.category_ids, self.keypoint_info
+                yield Prediction(item.name, as_rgb(item.image), fields, *about)
         if failures.errors and not num_predicted:
             raise failures.errors[0]
 

@@ -180,6 +180,8 @@ def collect(
     head: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.category_ids is not None and predictor.finds_objects:
         head["category_ids"] = list(predictor.category_ids)
+    if predictor.keypoint_info is not None:
+        head["keypoints"] = predictor.keypoint_info.to_json()
     if predictor.finds_objects:
         head["thresholds"] = predictor.thresholds.to_json(predictor.classes)
     head |= {"images": lines.images} if images else {}

@@ -6,16 +6,18 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitkit.apps.visualization.boxes import draw_detections, target_boxes_xyxy
 from vitkit.apps.visualization.canvas import save_grid, to_pil
 from vitkit.apps.visualization.classification import draw_caption, draw_classes
 from vitkit.apps.visualization.clips import draw_strip
+from vitkit.apps.visualization.keypoints import draw_keypoints
 from vitkit.apps.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 from vitkit.io.channel_files import as_rgb
 from vitkit.protocols.dataset import Dataset
-from vitkit.structures import ScoreThresholds
+from vitkit.structures import KeypointInfo, ScoreThresholds
 
 _COLUMNS = 4
 _MORE_THAN_TRUE = 5
@@ -27,6 +29,7 @@ FIELDS = {
     "panoptic": "panoptic",
     "semantic": "semantic",
     "instance": "masks",
+    "keypoints": "keypoints",
     "detection": "boxes_xyxy",
     "classification": "class_scores",
     "captioning": "text",
@@ -42,6 +45,7 @@ def draw_prediction(
     *,
     thresholds: ScoreThresholds | None = None,
     best: bool = False,
+    keypoints: KeypointInfo | None = None,
 ) -> np.ndarray:
     """Draw a model's prediction on its image.
 
@@ -51,6 +55,7 @@ def draw_prediction(
         field: the field to draw, one of `FIELDS`.
         thresholds: objects below the threshold of their class are left out; None: those below 0.5.
         best: whether, if all are left out, the box with the highest score is drawn, dashed.
+        keypoints: the limbs and pairs of predicted keypoints; None: only their points are drawn.
     Returns:
         (H', W', 3) uint8 RGB; small images are upscaled, and some fields have a legend below.
     """
@@ -67,15 +72,33 @@ def draw_prediction(
         first = prediction["scores"].argmax()[None]
         boxes_xyxy, labels, scores = (prediction[name][first] for name in ("boxes_xyxy", "labels", "scores"))
         return draw_detections(image, boxes_xyxy, labels, class_names, scores, dashed=True)
+    if field == "keypoints":
+        names = (field, "boxes_xyxy", "labels", "scores")
+        points, boxes_xyxy, labels, scores = (prediction[name][confident] for name in names)
+        shown = {"boxes_xyxy": boxes_xyxy, "labels": labels, "class_names": class_names, "scores": scores}
+        return draw_keypoints(image, points, keypoints, **shown)
     draw = draw_masks if field == "masks" else draw_detections
     objects, labels, scores = (prediction[name][confident] for name in (field, "labels", "scores"))
     return draw(image, objects, labels, class_names, scores)
 
 
-def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequence[str], field: str) -> np.ndarray:
+def draw_truth(
+    image: np.ndarray,
+    target: Mapping[str, Any],
+    class_names: Sequence[str],
+    field: str,
+    keypoints: KeypointInfo | None = None,
+) -> np.ndarray:
     """Draw a target's masks, which cover the image at any resolution, as the field of a prediction is drawn beside it,
-    or its boxes if it has no masks."""
+    or else its boxes, with keypoints if these are the field."""
     size = to_pil(image).size
+    if field == "keypoints" and field in target:
+        height, width = target["image_size"]
+        points = target["keypoints"].cpu() * torch.tensor([size[0] / width, size[1] / height, 1])
+        boxes = target_boxes_xyxy(target, size)
+        return draw_keypoints(
+            image, points, keypoints, boxes_xyxy=boxes, labels=target["labels"], class_names=class_names
+        )
     if "masks" not in target:
         return draw_detections(image, target_boxes_xyxy(target, size), target["labels"], class_names)
     masks = np.zeros((len(target["masks"]), *size[::-1]), bool)
@@ -119,7 +142,7 @@ def draw_predictions(
         rows.append((image, on_cpu, target))
     classes = dataset.classes or ()
     if field not in ("text", "class_scores"):
-        save_pairs(rows, classes, field, path, thresholds=thresholds)
+        save_pairs(rows, classes, field, path, thresholds=thresholds, keypoints=dataset.keypoints)
         return True
     images = [draw_prediction(image, row, classes, field) for image, row, _ in rows]
     if field == "text":
@@ -139,18 +162,21 @@ def save_pairs(
     path: str | Path,
     *,
     thresholds: ScoreThresholds | None = None,
+    keypoints: KeypointInfo | None = None,
 ) -> None:
     """Save a PNG with a field of each image's prediction beside its target, two pairs per row; of objects, the best."""
     images, titles = [], []
     for image, prediction, target in rows:
         title = "prediction"
-        if field in ("masks", "boxes_xyxy"):
+        if field in ("masks", "boxes_xyxy", "keypoints"):
             prediction, title = _best_objects(prediction, field, len(target["labels"]), thresholds or ScoreThresholds())
         if field == "semantic":
             images += [draw_semantic(image, prediction[field], class_names, opacity=_SEMANTIC_OPACITY)]
         else:
-            images += [draw_prediction(image, prediction, class_names, field, thresholds=thresholds)]
-        images += [draw_truth(image, target, class_names, field)]
+            images += [
+                draw_prediction(image, prediction, class_names, field, thresholds=thresholds, keypoints=keypoints)
+            ]
+        images += [draw_truth(image, target, class_names, field, keypoints)]
         titles += [title, "ground truth"]
     save_grid(images, titles, path, per_line=_COLUMNS)
 
@@ -168,4 +194,5 @@ def _best_objects(
     title = f"prediction (score from {thresholds.interval})"
     if len(best) < confident.sum():
         title = f"prediction (best {len(best)} of {int(confident.sum())}, from {float(scores[best].min()):.2f})"
-    return {name: prediction[name][best] for name in (field, "labels", "scores")}, title
+    names = {field, "labels", "scores"} | ({"boxes_xyxy"} & prediction.keys())
+    return {name: prediction[name][best] for name in names}, title
