@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.merging import merge_datasets, tile_dataset
 from vitkit.apps.datasets.writing import write_coco, write_cvat, write_yolo
+from vitkit.apps.inference.tiling import Tile
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
@@ -85,3 +87,33 @@ def test_skeleton_without_a_box_has_the_one_around_its_points(tmp_path):
     (annotation,) = data.annotations
     assert annotation["keypoints"] == [10, 20, 2, 30.5, 40.25, 1, 0, 0, 0] and annotation["num_keypoints"] == 2
     assert annotation["bbox"] == [10, 20, 20.5, 20.25]
+
+
+def test_tiles_and_merged_data_have_their_points(source, tmp_path):
+    tiles = [Tile(0, 0, 120, 60), Tile(0, 40, 120, 160)]
+    tiled = tile_dataset(source, lambda height, width: tiles, tmp_path / "tiled", min_visible=0.1)
+    write_coco(tiled, tmp_path / "tiled.json", {})
+    dataset = CocoDetection(tiled.folder, tmp_path / "tiled.json", keypoints=True)  # which checks all points
+    by_name = {image["id"]: image["file_name"] for image in tiled.images}
+    whole = [a["keypoints"] for a in source.annotations if a["image_id"] == 1]
+    compared = 0
+    for annotation in tiled.annotations:
+        name = by_name[annotation["image_id"]]
+        if name.startswith("1_"):
+            left, width = (0, 60) if name.startswith("1_0_") else (40, 120)
+            shifted = [
+                [
+                    (x - left, y, v) if v and 0 <= x - left <= width else (0, 0, 0)
+                    for x, y, v in zip(*[iter(points)] * 3)
+                ]
+                for points in whole
+            ]
+            assert [tuple(p) for p in zip(*[iter(annotation["keypoints"])] * 3)] in shifted
+            compared += 1
+    assert compared >= 3 and dataset.keypoints.flip_pairs == ((1, 2),)
+    merged = merge_datasets([source, source], {}, tmp_path / "merged")
+    assert merged.categories[0]["keypoints"] == NAMES and merged.categories[0]["flip_pairs"] == [[2, 3]]
+    source.categories[0] = {**source.categories[0], "keypoints": NAMES[::-1]}
+    other = read_annotations(source.source, source.folder)
+    with pytest.raises(DataError, match="class 'person' has the keypoints .* Give them the same names"):
+        merge_datasets([other, source], {}, tmp_path / "others")

@@ -12,9 +12,11 @@ import numpy as np
 from vitkit.apps.datasets.writing import check_images, image_file, link_image
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.sizes import check_size
+from vitkit.data.transforms.annotated_image import keep_inside
 from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image
+from vitkit.io.keypoints import points_fields
 from vitkit.io.output import write_bytes
 from vitkit.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.registry import nearest
@@ -44,9 +46,9 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
     for number, data in enumerate(datasets):
         names = class_names(data.content)
         splits_of = _splits_of(data) if with_splits else {}
-        for name in names.values():
-            if classes.get(name, name):
-                merged.category_id(classes.get(name, name))
+        for category in data.categories:
+            if name := classes.get(category["name"], category["name"]):
+                _add_keypoints(merged, merged.category_id(name), category, data.source.name)
         ids = {}
         for image in data.images:
             source = image_file(data, image)
@@ -64,6 +66,25 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
             changed = {"id": new_id, "image_id": ids[annotation["image_id"]], "category_id": category_id}
             merged.annotations.append({**annotation, **changed})
     return merged
+
+
+def _add_keypoints(merged: AnnotatedImages, category_id: int, category: Mapping[str, Any], source: str) -> None:
+    """Give a merged class the keypoints of a dataset's.
+
+    Raises:
+        DataError: it has others of an earlier dataset.
+    """
+    (entry,) = (each for each in merged.categories if each["id"] == category_id)
+    if not (names := category.get("keypoints")):
+        return
+    if entry.setdefault("keypoints", names) != names:
+        raise DataError(
+            f"{source}: class {category['name']!r} has the keypoints {', '.join(names)[:200]}, and that of an earlier "
+            f"dataset {', '.join(entry['keypoints'])[:200]}. Give them the same names in the same order."
+        )
+    for field in ("skeleton", "flip_pairs", "sigmas"):
+        if field in category:
+            entry.setdefault(field, category[field])
 
 
 class Rectangle(Protocol):
@@ -140,11 +161,20 @@ def tile_dataset(
             for annotation, part in kept:
                 shown.add(id(annotation))
                 more = {k: v for k, v in annotation.items() if k not in ("id", "image_id", "category_id", "area")}
+                more |= _points_in(annotation, tile)
                 tiled.add_object(image_id, annotation["category_id"], **{**more, **part.fields})
         for annotation in annotations:
             if id(annotation) not in shown:
                 tiled.leave_out("objects that no tile shows enough of", str(annotation.get("id")))
     return tiled
+
+
+def _points_in(annotation: Mapping[str, Any], tile: Rectangle) -> dict[str, Any]:
+    """Return the fields of an object's keypoints, if it has any, in a tile; those outside are no longer labeled."""
+    if annotation.get("keypoints") is None:
+        return {}
+    keypoints = np.array(annotation["keypoints"], np.float64).reshape(-1, 3) - [tile.left, tile.top, 0]
+    return points_fields(keep_inside(keypoints[None], (0, 0, tile.right - tile.left, tile.bottom - tile.top))[0])
 
 
 def _splits_of(data: AnnotatedImages) -> dict[int, list[str]]:

@@ -16,7 +16,9 @@ from vitkit.apps.datasets.fixing import format_issues, similar_classes
 from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.data.datasets.coco_file import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
+from vitkit.errors import DataError
 from vitkit.io.coco_schema import AnnotationChecks, FileIssue, segmentation_issues
+from vitkit.io.keypoints import read_keypoint_info
 from vitkit.io.segmentations import encode_segmentation, object_area
 from vitkit.text_format import pluralize
 
@@ -25,6 +27,9 @@ _MASK_TOLERANCE = 2.0
 _MIN_MASK_IOU = 0.5  # of a mask's bounding box and its annotated box; below it, one of them is wrong
 _TINY_AREA = 16.0  # pixels, 4 x 4
 _LARGE_BOX = 9.0  # pixels; an area of 0 or 1 in a box of at least this size is a placeholder
+_OUTSIDE_BOX = 0.25  # of the box's width and height, by which a keypoint may lie outside
+_MIN_ALIKE, _MAX_SWAPPED = 20, 0.1
+"""Objects whose keypoints lie the same way round, and the fraction of others up to which these are suspected."""
 _SAME_OBJECT_IOU = 0.8
 """IoU above which two boxes of one class probably label one object twice."""
 _MIN_WITHIN = 0.99
@@ -115,6 +120,42 @@ class CheckedDetectionFile:
         yield from self._boxes()
         yield from self._duplicates()
         yield from self._masks()
+        yield from self._keypoints()
+
+    def _keypoints(self) -> Iterator[Issue]:
+        """Check the keypoints, if the categories have any."""
+        if not any(category.get("keypoints") for category in self.categories):
+            return
+        try:
+            info, _ = read_keypoint_info(self.categories, self.name)
+        except DataError as error:
+            yield Issue("keypoints", "fail", str(error), self.where)
+            return
+        annotated = [a for a in self.usable if a.get("keypoints") and not a.get("iscrowd")]
+        if wrong := AnnotationChecks(self.content).keypoint_issues(annotated):
+            yield from describe_issues(wrong, self.where)
+            return
+        points = np.array([a["keypoints"] for a in annotated], np.float64).reshape(-1, len(info.names), 3)
+        seen, ids = points[..., 2] > 0, [a.get("id") for a in annotated]
+        message = f"{seen.sum()} labeled of {pluralize(len(info.names), 'keypoints')} in {len(points)} objects"
+        yield Issue("keypoints", "ok", message, self.where, {"labeled": int(seen.sum())})
+        if never := [name for name, labeled in zip(info.names, seen.any(axis=0)) if not labeled]:
+            verdict = "fail" if len(never) == len(info.names) else "warn"
+            message = f"no object has {enumerate_items(never)} labeled (visibility 1 or 2), so it is not learned"
+            yield Issue("unlabeled keypoints", verdict, message, self.where, {"names": never})
+        boxes = np.array([a["bbox"] for a in annotated], np.float64).reshape(-1, 1, 4)
+        margin = _OUTSIDE_BOX * boxes[..., 2:]
+        low, high = boxes[..., :2] - margin, boxes[..., :2] + boxes[..., 2:] + margin
+        outside = (seen & ((points[..., :2] < low) | (points[..., :2] > high)).any(axis=-1)).any(axis=1)
+        if outside.any():
+            where = [ids[row] for row in np.flatnonzero(outside)]
+            message = f"{len(where)} objects have keypoints far outside their box, such as {enumerate_items(where)}"
+            yield Issue("keypoints outside boxes", "warn", message, self.where, {"ids": where})
+        if len(where := [ids[row] for row in find_swapped(points, info.flip_pairs)]):
+            a, b = (info.names[point] for point in info.flip_pairs[0])
+            message = f"in {len(where)} objects pairs such as {a} and {b} lie the other way round than in nearly all "
+            message += f"others: {enumerate_items(where)}. Are left and right swapped there?"
+            yield Issue("swapped keypoints", "warn", message, self.where, {"ids": where})
 
     def _class_names(self) -> Iterator[Issue]:
         groups = similar_classes(self.data)
@@ -393,3 +434,21 @@ def describe_panoptic(
         message += f"; {num_tiny} below {_TINY_AREA:g}"
         details = {"smallest": min(areas), "tiny": num_tiny}
         yield Issue("object sizes", "note" if num_tiny else "ok", message, where, details)
+
+
+def find_swapped(points: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the rows of objects of which most pairs of points lie the other way round than in nearly all objects.
+
+    Args:
+        points: (N, K, 3) x, y, visibility.
+        pairs: the points that a mirrored image exchanges.
+    """
+    if not pairs:
+        return np.zeros(0, np.int64)
+    a, b = np.array(pairs).T
+    order = np.sign(points[:, a, 0] - points[:, b, 0]) * ((points[:, a, 2] > 0) & (points[:, b, 2] > 0))
+    sides = np.sign(order.sum(axis=1))
+    counts = (sides < 0).sum(), (sides > 0).sum()
+    if max(counts) < _MIN_ALIKE or min(counts) > _MAX_SWAPPED * sum(counts):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(sides == (1 if counts[0] > counts[1] else -1))

@@ -23,7 +23,7 @@ from vitkit.io.channel_files import as_rgb
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest
-from vitkit.structures import Batch, Sample
+from vitkit.structures import Batch, KeypointInfo, Sample
 from vitkit.text_format import pluralize
 
 IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
@@ -108,7 +108,8 @@ def browse(
             samples = [draw_augmented(dataset, augment, epoch, index, each) for each in seeds]
         else:
             samples = [dataset[(index, each)] for each in seeds]
-        cards += [draw_card(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
+        shown = {"with_boxes": with_boxes, "keypoints": dataset.keypoints}
+        cards += [draw_card(sample, image_id, names, **shown) for sample in samples]
     out = make_new_folder(Path("runs/browse")) if out is None else Path(out)
     num_figures = save_figures(cards, out, views + original if views + original > 1 else IMAGES_PER_LINE)
     title = f"{model}: data.{split}, {pluralize(len(dataset), 'images')}, seed {seed}"
@@ -189,13 +190,15 @@ def draw_augmented(dataset: Dataset, augment: BatchAugmentation, epoch: int, ind
     return augment([before, dataset[(index, seed)]], epoch, seed)[1]
 
 
-def draw_card(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: bool) -> Card:
+def draw_card(
+    sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: bool, keypoints: KeypointInfo | None
+) -> Card:
     """Draw a sample with its annotations."""
     height, width = sample["image"].shape[-2:]
     target = sample["target"]
     return Card(
         title=f"{image_id}  {width}x{height}",
-        image=draw_sample(sample, names, with_boxes=with_boxes),
+        image=draw_sample(sample, names, with_boxes=with_boxes, keypoints=keypoints),
         text=describe(target, names),
         classes=list(classes_of(target, names)),
     )

@@ -11,12 +11,18 @@ from PIL import ImageDraw
 from vitkit.apps.visualization.boxes import draw_detections, target_boxes_xyxy
 from vitkit.apps.visualization.canvas import choose_class_color, enlarge
 from vitkit.apps.visualization.clips import draw_strip
+from vitkit.apps.visualization.keypoints import draw_keypoints
 from vitkit.apps.visualization.masks import draw_masks
-from vitkit.structures import Sample
+from vitkit.structures import KeypointInfo, Sample
 
 
 def draw_sample(
-    sample: Sample, class_names: Sequence[str], *, with_boxes: bool = True, min_side: int = 320
+    sample: Sample,
+    class_names: Sequence[str],
+    *,
+    with_boxes: bool = True,
+    keypoints: KeypointInfo | None = None,
+    min_side: int = 320,
 ) -> np.ndarray:
     """Draw the image of a sample with its target's boxes and their names; or with its masks, their names, and boxes.
 
@@ -26,6 +32,7 @@ def draw_sample(
         sample: a dataset's sample with a uint8 image.
         class_names: names of the target's labels.
         with_boxes: whether the boxes of masks are also drawn.
+        keypoints: the limbs and pairs of the dataset's keypoints.
         min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
     Returns:
         (H', W', 3) uint8 RGB.
@@ -38,6 +45,10 @@ def draw_sample(
         return np.asarray(canvas)
     boxes_xyxy, (labels, class_names) = target_boxes_xyxy(target, canvas.size), _named_labels(target, class_names)
     if "masks" not in target:
+        if "keypoints" in target:
+            points = target["keypoints"].cpu() * torch.tensor([scale, scale, 1])
+            shown = {"boxes_xyxy": boxes_xyxy, "labels": labels, "class_names": class_names}
+            return draw_keypoints(np.asarray(canvas), points, keypoints, **shown, min_side=1)
         return draw_detections(np.asarray(canvas), boxes_xyxy, labels, class_names, min_side=1)
     if with_boxes:
         draw = ImageDraw.Draw(canvas)

@@ -142,7 +142,8 @@ class AnnotatedImages:
         for annotation in self.annotations:
             annotation["category_id"] = number[annotation["category_id"]]
         self._ids = {name: k for k, name in enumerate(names, start=1)}
-        self.categories[:] = [{"id": k, "name": name} for name, k in self._ids.items()]
+        entries = {category["name"]: category for category in self.categories}
+        self.categories[:] = [{**entries[name], "id": k} for name, k in self._ids.items()]
 
     def outside(self) -> list[str]:
         """Return the objects whose box or polygons lie outside their image: "annotation 3 of 'a.jpg'"."""
