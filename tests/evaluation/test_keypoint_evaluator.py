@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from helpers.plain_dataset import PlainDataset
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from vitkit.apps.report import write_report
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import coco as coco_module
@@ -184,3 +186,27 @@ def test_what_is_missing_is_named():
         evaluator.update([boxes], [dict(image_id=1)])
     with pytest.raises(DataError, match=r"have the shape \(1, 17, 3\); expected \(objects, 4, 3\)"):
         evaluator.update([{**boxes, "keypoints": torch.zeros(1, 17, 3)}], [dict(image_id=1)])
+
+
+def test_report_has_the_pck_of_each_point(tmp_path):
+    dataset = ShapesDetection(8, keypoints=True)
+    evaluator = CocoEvaluator(dataset, iou_types=["bbox", "keypoints"])
+    for index in range(8):
+        target = dataset[index]["target"]
+        centers, sides = (target["boxes_cxcywh"] * 128).split(2, dim=1)
+        moved = target["keypoints"].clone()
+        moved[:, 1, 0] += 128  # the rightmost points are far off
+        prediction = dict(
+            boxes_xyxy=torch.cat([centers - sides / 2, centers + sides / 2], 1),
+            labels=target["labels"],
+            scores=torch.linspace(0.5, 0.9, len(sides)),
+            keypoints=moved,
+        )
+        evaluator.update([prediction], [target])
+    metrics = evaluator.compute()
+    assert metrics["keypoints/PCK"] == pytest.approx(3 / 4)
+    page = write_report(evaluator, tmp_path / "report.html", title="points").read_text()
+    count = dataset.ground_truth()["annotations"]
+    assert re.search(rf"right</t[hd]>\s*<td[^>]*>{len(count)}</td>\s*<td[^>]*>0.000", page)
+    assert "0.750 of all points" in page
+    assert evaluator.score_thresholds().overall < 0.9
