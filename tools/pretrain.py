@@ -11,10 +11,11 @@ Methods (default: distil with --teacher, else dino):
     dino    a student predicts from any crop what its own moving average sees in large ones; wants thousands of photos
     mae     a ViT reconstructs the three quarters of an image that it does not see; wants fine-tuning of all layers
 What each was worth for a detector with 10 to 205 labeled photos: model_zoo/ablations/few_labels.md.
-After an hour on 205 photos, AP with 20 labels is 0.378 for a ResNet-18 by distil, which random weights have with 100
-(0.369; 0.361 with 20), 0.344 by dino, and 0.369 for a small ViT by mae (random weights: 0.129, and 0.267 with 100).
-From ImageNet's weights it is 0.411, and 0.456 from random weights that train for this hour themselves: with so few
-photos, train longer first. What an hour is worth with thousands of photos was not measured.
+That an hour on 205 photos saves labels is not shown: AP with 20 labels is 0.378 for a ResNet-18 by distil, and 0.369
+from random weights with 100, a difference of +0.009 with a 95 % interval of -0.076 to +0.094. It is 0.344 by dino, and
+0.369 for a small ViT by mae. From ImageNet's weights it is 0.411 (+0.042, interval +0.020 to +0.063), and 0.456 in one
+run from random weights that trained for this hour themselves: with so few photos, train longer first. What an hour is
+worth with thousands of photos was not measured.
 
 Examples:
     vitkit pretrain photos --hours 1

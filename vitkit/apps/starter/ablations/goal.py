@@ -4,16 +4,18 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from vitkit.apps.report.intervals import mean_over_seeds
+from vitkit.apps.report.intervals import difference_over_seeds, mean_over_seeds
 from vitkit.apps.starter.ablations.sets import Ablation, Row
 
+_INTERVALS = "In brackets are Student's 95 % intervals over seeds; values of one seed have none."
+_NOT_SHOWN = "Not shown: at no x is the 95 % interval of the difference to the goal's runs above zero."
 Curves = dict[str, dict[float, list[float]]]
 """Name of a curve -> x -> the metric with each seed."""
 
 
 def goal_table(ablation: Ablation, curves: Curves, rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table with a column for each curve and a row for each x, then those of the minutes, and of
-    the x at which each curve reaches the goal."""
+    """Return the lines of a table with a column for each curve and a row for each x, then those of the minutes, of the
+    x at which each curve's mean reaches the goal, and of the first x at which its runs show that it is above it."""
     (name, at), metric = ablation.goal, ablation.metrics[0]
     goal = goal_of(ablation, curves)
     value = "not run" if goal is None else f"{goal:.3f}"
@@ -30,8 +32,9 @@ def goal_table(ablation: Ablation, curves: Curves, rows: Sequence[Row]) -> list[
     if any("pretraining_minutes" in row for row in rows):
         add("with pretraining", [_minutes(runs, pretrained=True) for runs in of_curve.values()])
     if goal is not None:
-        add("reaches the goal at", [find_reached(points, goal) for points in curves.values()])
-    return [*lines, "", "In brackets are Student's 95 % intervals over seeds; values of one seed have none."]
+        add("mean reaches the goal at", [find_reached(points, goal) for points in curves.values()])
+        add("shown above the goal at", [_find_shown(points, curves[name][at]) for points in curves.values()])
+    return [*lines, "", _INTERVALS if goal is None else f"{_INTERVALS} {_NOT_SHOWN}"]
 
 
 def goal_of(ablation: Ablation, curves: Curves) -> float | None:
@@ -54,6 +57,12 @@ def find_reached(points: Mapping[float, Sequence[float]], goal: float) -> str:
         return f"≤ {means[0][0]:g}"
     (x0, mean0), (x1, mean1) = means[first - 1 : first + 1]
     return f"{x0 * (x1 / x0) ** ((goal - mean0) / (mean1 - mean0)):.0f}"
+
+
+def _find_shown(points: Mapping[float, Sequence[float]], goal: Sequence[float]) -> str:
+    """Return the first x at which the interval of a curve's difference to the goal's runs is above zero."""
+    shown = (x for x in sorted(points) if difference_over_seeds(goal, points[x]).low > 0)  # NaN is not
+    return f"{first:g}" if (first := next(shown, None)) is not None else "not shown" if points else "not run"
 
 
 def _cell(values: Sequence[float] | None, *, measures: bool) -> str:
