@@ -18,7 +18,7 @@ import torch
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import nearest
-from vitkit.structures import Batch, DetectionTarget, PromptTokens, Sample, describe_image
+from vitkit.structures import OBJECT_FIELDS, Batch, DetectionTarget, PromptTokens, Sample, describe_image
 from vitkit.text.prompts import (
     MAX_TOKENS,
     SEPARATOR,
@@ -32,7 +32,7 @@ from vitkit.text.prompts import (
 )
 from vitkit.text.vocabulary import Vocabulary, normalize_text
 
-_OF_OBJECTS = ("labels", "boxes_cxcywh", "masks", "positive_map")
+_OF_OBJECTS = (*OBJECT_FIELDS, "positive_map")
 """Fields of a target with a row for each object."""
 _REMEDY = "Set data.prompts.phrases={{{name!r}: 'ANOTHER PHRASE'}}."
 

@@ -51,7 +51,30 @@ class MixedDataset(BaseImageDataset):
         self.image_ids = range(1, int(self._starts[-1]) + 1)
         self.num_objects = sum(dataset.num_objects or 0 for dataset in self.datasets)
         self.num_crowds = sum(dataset.num_crowds for dataset in self.datasets)
+        self._join_keypoints()
         self._join_classes(list(dict.fromkeys(chain.from_iterable(d.classes or () for d in self.datasets))))
+
+    def _join_keypoints(self) -> None:
+        """Put the keypoints of all datasets in the order of the first.
+
+        Raises:
+            ConfigError: only some have keypoints, or they have others.
+        """
+        names = [() if dataset.keypoints is None else dataset.keypoints.names for dataset in self.datasets]
+        if len({frozenset(each) for each in names}) > 1:
+            shown = " and ".join(", ".join(each)[:100] or "none" for each in dict.fromkeys(names))
+            raise ConfigError(
+                f"MixedDataset: its datasets have the keypoints {shown}. Load the same in all, or in none."
+            )
+        self.keypoints = self.datasets[0].keypoints
+        for dataset in self.datasets[1:]:
+            if dataset.keypoints is not None and dataset.keypoints.names != names[0]:
+                dataset.use_keypoints(names[0])
+
+    def use_keypoints(self, names: Sequence[str]) -> None:
+        for dataset in self.datasets:
+            dataset.use_keypoints(names)
+        self.keypoints = self.datasets[0].keypoints
 
     def _join_classes(self, names: Sequence[str]) -> None:
         self.classes = list(names) or None
