@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 
 import numpy as np
@@ -209,4 +210,10 @@ def test_report_has_the_pck_of_each_point(tmp_path):
     count = dataset.ground_truth()["annotations"]
     assert re.search(rf"right</t[hd]>\s*<td[^>]*>{len(count)}</td>\s*<td[^>]*>0.000", page)
     assert "0.750 of all points" in page
+    image = json.loads(re.search(r'class="data">(.*?)</script>', page, re.S)[1])["images"][0]
+    first = dataset.ground_truth()["annotations"][0]
+    x, y = first["keypoints"][:2]
+    lines = image["masks"][0]  # a box, four limbs, and a square around each of four points
+    assert [len(line) for line in lines] == [8, 4, 4, 4, 4, 8, 8, 8, 8]
+    assert lines[1][:2] == pytest.approx([x, y], abs=0.06) and len(image["predicted_masks"][0]) == 9
     assert evaluator.score_thresholds().overall < 0.9

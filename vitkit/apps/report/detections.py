@@ -49,6 +49,8 @@ class DetectionBrowser(NamedTuple):
     """and of those with the highest."""
     order: Sequence[int]
     """Indices of all images, those with the most and the rarest confusions first."""
+    skeleton: Sequence[tuple[int, int]] = ()
+    """The limbs of keypoints, if the page is about these."""
 
 
 def collect_detections(detections: DetectionBrowser, images: ImageBudget) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def collect_detections(detections: DetectionBrowser, images: ImageBudget) -> dic
     urls = images.embed_stored(detections.images[k].index for k in order)
     for image, kept, entry in zip(detections.images, kept_of, entries):
         if url := urls.get(image.index):
-            entry |= _shapes(image, kept, detections.iou_type) | {"url": url}
+            entry |= _shapes(image, kept, detections) | {"url": url}
     return {
         "classes": list(detections.class_names),
         "in_matrix": choose_shown_classes(detections.matrix[:-1]),
@@ -100,8 +102,8 @@ def _entry(image: DetectedImage, kept: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _shapes(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
-    """Return the size of an image, and its boxes and outlines of masks, in its pixels."""
+def _shapes(image: DetectedImage, kept: Sequence[int], detections: DetectionBrowser) -> dict[str, Any]:
+    """Return the size of an image, and its boxes and outlines of masks, or limbs of keypoints, in its pixels."""
     width, height = image_sides(image.matches.image)
     objects, predictions = image.matches.objects, [image.matches.predictions[k] for k in kept]
 
@@ -109,13 +111,32 @@ def _shapes(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[st
         return [[round(float(x), 1) for x in entry["bbox"]] for entry in entries]
 
     shapes: dict[str, Any] = {"size": [width, height], "boxes": boxes(objects), "predicted_boxes": boxes(predictions)}
-    if iou_type == "segm":
+    if detections.iou_type == "keypoints":
+        for name, entries in (("masks", objects), ("predicted_masks", predictions)):
+            shapes[name] = [limbs(entry, detections.skeleton, max(width, height) / 100) for entry in entries]
+    if detections.iou_type == "segm":
         step = max(1.0, max(width, height) / LONG_SIDE)
         shapes["masks"] = [outlines(a["segmentation"], height, width, step) for a in objects]
         shapes["predicted_masks"] = [
             outlines(p["segmentation"], height, width, step) if p["score"] >= _MIN_DRAWN else [] for p in predictions
         ]
     return shapes
+
+
+def limbs(entry: Mapping[str, Any], skeleton: Sequence[tuple[int, int]], radius: float) -> list[list[float]]:
+    """Return lines x, y, x, y, … in pixels: an entry's box, its limbs, and a small square around each labeled point.
+
+    Args:
+        entry: an annotation, or a prediction, whose points count as labeled from a confidence of 0.5.
+    """
+    x, y, width, height = entry["bbox"]
+    lines = [[x, y, x + width, y, x + width, y + height, x, y + height]]
+    least = 0.5 if "score" in entry else 1
+    points = [p if p[2] >= least else None for p in zip(*[iter(entry["keypoints"])] * 3)]
+    lines += [[*points[a][:2], *points[b][:2]] for a, b in skeleton if points[a] and points[b]]
+    for px, py, _ in filter(None, points):
+        lines.append([px - radius, py, px, py - radius, px + radius, py, px, py + radius])
+    return [[round(float(value), 1) for value in line] for line in lines]
 
 
 def outlines(segmentation: Any, height: int, width: int, step: float) -> list[list[int]]:

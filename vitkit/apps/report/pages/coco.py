@@ -289,6 +289,7 @@ def _detections(
         lowest=lowest,
         highest=highest,
         order=np.argsort(-np.array(worth), kind="stable").tolist(),
+        skeleton=dataset.keypoints.skeleton if statistics.iou_type == "keypoints" else (),
     )
 
 
