@@ -80,7 +80,8 @@ class ShapesDetection(_Shapes, DetectionDataset):
         image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         transforms: see `BaseImageDataset`.
         masks: whether targets have masks.
-        keypoints: whether targets have keypoints: the `SHAPE_KEYPOINTS` of `vitkit.data.synthetic.world`.
+        keypoints: whether targets have keypoints: the `SHAPE_KEYPOINTS` of `vitkit.data.synthetic.world`. After a turn
+            or a vertical flip, such as those of "D4", a highest point is no longer the highest; mirror left and right.
         pairs: classes that are a color and a shape, such as "red star"; None: the six shapes, in any color.
         absent: those of the pairs that no image shows.
     Raises:
