@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,7 +12,9 @@ class RangeServer:
     """Serves a folder below `url`.
 
     Attributes:
-        faults: what the next requests of a file do in place of answering: "stall", "truncate" or a status such as 500.
+        faults: what the next requests of a file do in place of answering: "stall", "truncate", "endless" or a
+            status such as 500.
+        num_sent: bytes of the last endless answer.
         serves_ranges: whether a range is answered, or the file as a whole.
         requests: (path, first byte or None) of each request with a body.
     """
@@ -23,6 +25,7 @@ class RangeServer:
         self.serves_ranges = True
         self.requests: list[tuple[str, int | None]] = []
         self.is_closing = threading.Event()
+        self.num_sent = 0
         self.url = ""
 
     def answer(self, handler: BaseHTTPRequestHandler, *, with_body: bool) -> None:
@@ -45,12 +48,20 @@ class RangeServer:
         handler.send_response(206 if asked and self.serves_ranges else 200)
         if asked and self.serves_ranges:
             handler.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        handler.send_header("Content-Length", str(last + 1 - first))
+        if fault != "endless":
+            handler.send_header("Content-Length", str(last + 1 - first))
         handler.send_header("ETag", f'"{hash(content):x}"')
         handler.end_headers()
         if not with_body:
             return
         body = content[first : last + 1]
+        if fault == "endless":
+            handler.close_connection = True
+            self.num_sent = 0
+            with suppress(OSError):  # the other side has enough of it
+                while self.num_sent < 1 << 30:
+                    self.num_sent += handler.wfile.write(bytes(1 << 16))
+            return
         if fault is not None:
             handler.wfile.write(body[: len(body) // 2])
             handler.wfile.flush()

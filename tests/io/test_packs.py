@@ -1,10 +1,13 @@
 """Packs on a disk and on a server: what is read is what was packed, and whatever fails is named and bounded."""
 
 import errno
+import hashlib
+import io
 import json
 import logging
 import multiprocessing
 import os
+import random
 import shutil
 import tarfile
 import time
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz.mutate import mutate_bytes, mutate_json
 from helpers.processes import run_anew
 from helpers.range_server import serve
 
@@ -307,18 +311,130 @@ def test_what_killed_processes_have_left_is_removed_when_it_is_old(pack):
     assert new.is_dir() and not old.exists()
 
 
-def test_names_that_lead_out_of_the_folder_are_refused(pack, tmp_path):
-    import hashlib
-
-    with tarfile.open(pack / "files.tar", "w") as tar:
-        tar.add(pack / "pack.json", "../outside.json")
-    content = (pack / "files.tar").read_bytes()
+def replace(pack: Path, name: str, content: bytes) -> None:
+    """Replace a file of a pack, with what pack.json says of it."""
+    (pack / name).write_bytes(content)
     description = json.loads((pack / "pack.json").read_text())
-    description["files"]["files.tar"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    description["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (pack / "pack.json").write_text(json.dumps(description))
-    with pytest.raises(DataError, match=r"has '\.\./outside\.json', which is not a file of a folder of data"):
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def tar_bytes(*members: tuple[tarfile.TarInfo, bytes], mode: str = "w") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def member(name: str, size: int = 0, **options) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    for key, value in options.items():
+        setattr(info, key, value)
+    return info
+
+
+SPARSE = {"GNU.sparse.map": "0,5", "GNU.sparse.size": str(1 << 30), "GNU.sparse.numblocks": "1"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (tar_bytes((member("../outside.json", 1), b"-")), r"has '\.\./outside\.json', which is not a file of a folder"),
+        (tar_bytes((member("/tmp/outside.json", 1), b"-")), "has '/tmp/outside.json', which is not a file of a folder"),
+        (tar_bytes((member(".pack/x", 1), b"-")), "has '.pack/x', which is not a file of a folder"),
+        (tar_bytes((member("a", type=tarfile.SYMTYPE, linkname="/etc"), b"")), "has 'a', which is not a file of a"),
+        (tar_bytes((member("a", 5, pax_headers=SPARSE), b"12345")), "has 'a', which is not a file of a folder"),
+        (member("a", 1 << 30).tobuf() + bytes(1024), "has 'a', which is not a file of a folder"),
+        (tar_bytes((member("a", 1), b"1"), mode="w:gz"), "is damaged at its beginning"),
+        (tar_bytes((member("a", 1), b"1"), (member("a", 1), b"2")), "is damaged at 'a' .File exists"),
+        (tar_bytes((member("a", 1), b"1"), (member("a/b", 1), b"2")), "is damaged at 'a/b' .(Not a dir|File exists)"),
+        (tar_bytes((member("x" * 300, 1), b"1")), "is damaged at 'x{300}' .File name too long"),
+        (b"", "is damaged at its beginning"),
+    ],
+)
+def test_archives_of_other_files_that_nobody_packed_are_refused(pack, tmp_path, content, message):
+    replace(pack, "files.tar", content)
+    with pytest.raises(DataError, match=rf"files\.tar' {message}") as error:
         mount(str(pack))
-    assert not list(tmp_path.rglob("outside.json"))
+    assert "\n" not in str(error.value) and "Pack the data again by vitkit data pack" in str(error.value)
+    assert not list(tmp_path.rglob("outside.json")) and not list((tmp_path / "cache/packs").glob("*/"))
+
+
+def rows(*values: tuple[int, ...]) -> bytes:
+    return array_bytes(np.array([*values], packs.MEMBER))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("names.npy", b"no array", "names.npy' is not a NumPy array"),
+        ("names.npy", array_bytes(np.zeros(6)), r"names.npy' has float64, shape \(6,\); expected"),
+        ("names.npy", array_bytes(np.array([b"a", b"../b"])), r"names.npy': entry 1 is b'../b'; expected a path"),
+        ("names.npy", array_bytes(np.array([b"/a"])), r"names.npy': entry 0 is b'/a'; expected a path"),
+        ("names.npy", array_bytes(np.array([b"a/./b"])), r"names.npy': entry 0 is b'a/./b'; expected a path"),
+        ("names.npy", array_bytes(np.array([b"\xff"])), r"names.npy': entry 0 is b'.xff'; expected a path"),
+        ("names.npy", array_bytes(np.array([b"b", b"a"])), "names.npy': entry 1 is not sorted after the one before"),
+        ("names.npy", array_bytes(np.array([b"a"])), "members.npy' has 6 entries; expected 1"),
+        ("members.npy", array_bytes(np.zeros((6, 3), np.int64)), r"members.npy' has int64, shape \(6, 3\); expected"),
+        ("members.npy", rows(*[(0, 0, 1, 0)] * 5, (9, 0, 1, 0)), "entry 5, image 'c/ü.png', is 1 bytes at byte 0 of s"),
+        (
+            "members.npy",
+            rows((0, 2**64 - 1, 2, 0), *[(0, 0, 1, 0)] * 5),
+            "entry 0, image 'a/1.png', is 2 bytes at byte",
+        ),
+        (
+            "members.npy",
+            rows((0, 0, 2**40, 0), *[(0, 0, 1, 0)] * 5),
+            "entry 0, image 'a/1.png', is 1099511627776 bytes",
+        ),
+    ],
+)
+def test_an_index_that_nobody_wrote_is_refused(pack, name, content, message):
+    replace(pack, name, content)
+    with pytest.raises(DataError, match=message) as error:
+        mount(str(pack))
+    assert "\n" not in str(error.value) and "Pack the data again by vitkit data pack" in str(error.value)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_mutated_packs_are_read_or_named(pack, tmp_path, monkeypatch, seed):
+    rng = random.Random(seed)
+    name = rng.choice(["pack.json", "names.npy", "members.npy", "files.tar"])
+    if name == "pack.json":
+        (pack / name).write_bytes(mutate_json(json.loads((pack / name).read_text()), rng))
+    else:
+        replace(pack, name, mutate_bytes((pack / name).read_bytes(), rng))
+    try:
+        root = mount(str(pack))
+        for image in NAMES if root != str(pack) else ():
+            read_packed(f"{root}/{image}")
+    except DataError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1500
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) < 1 << 20
+
+
+@pytest.mark.parametrize("fault", ["range", "description"])
+def test_an_answer_without_end_is_not_read_to_its_end(pack, server, monkeypatch, fault):
+    monkeypatch.setattr(remote_files, "MAX_WHOLE_BYTES", 1 << 20)
+    if fault == "description":
+        server.faults["pack/pack.json"] = ["endless"]
+        with pytest.raises(DataError, match=r"pack.json' has more than 1048576 bytes"):
+            mount(f"{server.url}/pack")
+    else:
+        root = mount(f"{server.url}/pack")
+        shard, *_ = shard_of(root, "a/1.png")
+        server.faults[f"pack/{shard}"] = ["endless"]
+        with pytest.raises(DataError, match=r"the server sends more bytes: it does not serve ranges"):
+            read_packed(f"{root}/a/1.png")
+    assert server.num_sent < 100 << 20
 
 
 def test_a_name_that_the_pack_lacks_is_reported_like_a_missing_file(pack):
@@ -396,7 +512,7 @@ def test_a_missing_shard_is_named(pack, server):
 def test_a_server_without_ranges_is_named_at_the_start(server):
     server.serves_ranges = False
     with pytest.raises(
-        DataError, match=r"pack\.json' \(bytes 0 to 0\): the server sent \d+ bytes: it does not serve r"
+        DataError, match=r"pack\.json' \(bytes 0 to 0\): the server sends more bytes: it does not serve r"
     ):
         mount(f"{server.url}/pack")
 

@@ -12,10 +12,12 @@ A pack holds a folder of data (`vitkit.apps.datasets.packing` writes it):
 looked up in the index by `vitkit.io.image_files`, so that nobody else need know where images are.
 """
 
+import errno
 import hashlib
 import json
 import os
 import posixpath
+import re
 import shutil
 import tarfile
 import tempfile
@@ -41,6 +43,9 @@ VERSION = 1
 MEMBER = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32", "<u4")])
 """The number of an image's shard, where its content begins there, its bytes and their checksum."""
 _MOUNTED, _ORIGIN = os.path.split(MOUNTED_PACK)
+_PACK_AGAIN = "Pack the data again by vitkit data pack, or copy the complete pack there."
+_NAME_ERRORS = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
+"""What a disk says of a file's name, and not of its own space or rights."""
 
 
 def mount(root: str) -> str:
@@ -95,6 +100,7 @@ def _make_mount(folder: Path, root: str, text: bytes, description: dict[str, Any
         index.mkdir()
         for name in (NAMES, MEMBERS, FILES):
             _copy(root, name, description["files"][name], index / name)
+        _check_index(index, root, description["shards"])
         _extract(index / FILES, made, root)
         (index / FILES).unlink()
         (index / PACK).write_bytes(text)
@@ -123,38 +129,110 @@ def _copy(root: str, name: str, entry: dict[str, Any], target: Path) -> None:
 
 
 def _extract(archive: Path, folder: Path, root: str) -> None:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            name = PurePosixPath(member.name)
-            if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
-                raise DataError(f"'{root}/{FILES}' has '{member.name}', which is not a file of a folder of data.")
-            target = folder / name
-            if member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("xb") as out:
-                    shutil.copyfileobj(tar.extractfile(member), out)
+    name, size = "its beginning", archive.stat().st_size
+    try:
+        with tarfile.open(archive, "r:") as tar:  # not compressed
+            for member in tar:
+                name = f"'{member.name}'"
+                path = PurePosixPath(member.name)
+                is_file = member.isreg() and not member.issparse() and member.offset_data + member.size <= size
+                if not (is_file or member.isdir()) or path.is_absolute() or {"..", _MOUNTED} & {*path.parts}:
+                    raise DataError(
+                        f"'{root}/{FILES}' has {name}, which is not a file of a folder of data. {_PACK_AGAIN}"
+                    )
+                target = folder / path
+                if member.isdir():
+                    target.mkdir(parents=True, exist_ok=True)
+                else:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("xb") as out:
+                        shutil.copyfileobj(tar.extractfile(member), out)
+    except DataError:
+        raise
+    except (OSError, tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno not in _NAME_ERRORS:
+            raise
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise DataError(f"'{root}/{FILES}' is damaged at {name} ({reason}). {_PACK_AGAIN}") from error
+
+
+def _check_index(index: Path, root: str, shards: list[dict[str, Any]]) -> None:
+    """Raise a DataError unless each image has a name of its own and a place in a shard."""
+    names = _load(index / NAMES, root, np.dtype("S"))
+    members = _load(index / MEMBERS, root, MEMBER)
+    for number, name in enumerate(names.tolist()):
+        try:
+            is_path = posixpath.normpath(_text(name)) == _text(name) and b"\0" not in name
+        except UnicodeDecodeError:
+            is_path = False
+        if not is_path or name.startswith((b"/", b"../")) or name in (b"", b".", b".."):
+            raise DataError(
+                f"'{root}/{NAMES}': entry {number} is {name[:100]!r}; expected a path in a folder. {_PACK_AGAIN}"
+            )
+    if not (names[:-1] < names[1:]).all():
+        number = int((names[:-1] >= names[1:]).argmax()) + 1
+        raise DataError(f"'{root}/{NAMES}': entry {number} is not sorted after the one before it. {_PACK_AGAIN}")
+    if len(members) != len(names):
+        raise DataError(f"'{root}/{MEMBERS}' has {len(members)} entries; expected {len(names)}. {_PACK_AGAIN}")
+    sizes = np.array([*(shard["size"] for shard in shards), 0], np.uint64)[members["shard"].clip(max=len(shards))]
+    fits = (members["offset"] <= sizes) & (members["length"] <= sizes - members["offset"])
+    fits &= members["shard"] < len(shards)
+    if not fits.all():
+        number = int(fits.argmin())
+        shard, start, length, _ = members[number].tolist()
+        raise DataError(
+            f"'{root}/{MEMBERS}': entry {number}, image '{_text(names[number])}', is {length} bytes at byte {start} of "
+            f"shard {shard}, which {PACK} does not have. {_PACK_AGAIN}"
+        )
+
+
+def _load(path: Path, root: str, dtype: np.dtype[Any]) -> np.ndarray:
+    """Map an array of the index, (N,), into memory."""
+    try:
+        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except Exception as error:  # NumPy parses the header as Python, which fails in many ways
+        raise DataError(f"'{root}/{path.name}' is not a NumPy array ({error}). {_PACK_AGAIN}") from error
+    if array.ndim != 1 or not (array.dtype == dtype or (dtype.kind == "S" == array.dtype.kind)):
+        got = f"{array.dtype}, shape {array.shape}"
+        raise DataError(f"'{root}/{path.name}' has {got}; expected (N,) of {dtype}. {_PACK_AGAIN}")
+    return array
 
 
 def _parse(text: bytes, name: str) -> dict[str, Any]:
     try:
         description = json.loads(text)
-        version = description["vitkit_pack"]
-        if version == VERSION:
-            entries = [*description["shards"], *(description["files"][file] for file in (NAMES, MEMBERS, FILES))]
-            if not all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in entries):
-                raise TypeError
-            if not all(isinstance(shard["name"], str) for shard in description["shards"]):
-                raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"'{name}' is not a pack's description, or damaged. Write it by vitkit data pack.") from error
-    if version != VERSION:
-        raise DataError(
-            f"'{name}' has format {version!r}; this vitkit reads {VERSION}. Pack the data again by this version's "
-            "vitkit data pack, or use the version that wrote it."
-        )
-    return description
+    except (ValueError, RecursionError) as error:
+        reason = f"it is not JSON ({' '.join(str(error).split())})"
+    else:
+        version = description.get("vitkit_pack") if isinstance(description, dict) else None
+        if type(version) is int and version != VERSION:
+            raise DataError(
+                f"'{name}' has format {version!r}; this vitkit reads {VERSION}. Pack the data again by this version's "
+                "vitkit data pack, or use the version that wrote it."
+            )
+        if type(version) is int and not (reason := _fault_in(description)):
+            return description
+        reason = reason if type(version) is int else f"vitkit_pack is {version!r}"
+    raise DataError(f"'{name}' is not a pack's description, or damaged: {reason[:300]}. {_PACK_AGAIN}")
+
+
+def _fault_in(description: dict[str, Any]) -> str | None:
+    """Return which entry of pack.json is not as it is written; None: all are."""
+    files, shards = description.get("files"), description.get("shards")
+    if not isinstance(files, dict) or not isinstance(shards, list):
+        return "files or shards are missing"
+    named = {f"files.{file}": files.get(file) for file in (NAMES, MEMBERS, FILES)}
+    for where, entry in (named | {f"shards[{k}]": shard for k, shard in enumerate(shards)}).items():
+        if not isinstance(entry, dict):
+            return f"{where} is {entry!r}"
+        if type(size := entry.get("size")) is not int or not 0 <= size < 2**63:
+            return f"{where}.size is {size!r}; expected a number of bytes"
+        if not (isinstance(digest := entry.get("sha256"), str) and re.fullmatch("[0-9a-f]{64}", digest)):
+            return f"{where}.sha256 is {digest!r}; expected 64 hexadecimal digits"
+        name = FILES if where in named else entry.get("name")
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", name)):
+            return f"{where}.name is {name!r}; expected the name of a file beside it"
+    return None
 
 
 def _read(root: str, name: str, start: int | None = None, stop: int | None = None) -> bytes:

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.atomic import TEMPORARY_SUFFIX, write_atomically
@@ -22,6 +22,8 @@ BLOCK_BYTES = 4 << 20
 ATTEMPTS, FIRST_WAIT, TIMEOUT = 5, 0.5, 30.0
 """How often a range is asked for, and for how many seconds: the wait before the second attempt, which then doubles,
 and an attempt."""
+MAX_WHOLE_BYTES = 256 << 20
+"""Of a file that is read as a whole."""
 _TRANSIENT = (408, 425, 429)
 """Among the statuses 400 to 499 of HTTP, those that another attempt may not have."""
 _LOCKS = "locks"
@@ -34,7 +36,8 @@ def read_range(url: str, start: int | None = None, stop: int | None = None) -> b
     """Read the bytes `start` to `stop` - 1 of a remote file, or all of it.
 
     Raises:
-        DataError: it does not exist, may not be read, lacks these bytes, or could not be read in `ATTEMPTS` attempts.
+        DataError: it does not exist, may not be read, lacks these bytes, is larger than `MAX_WHOLE_BYTES` as a whole,
+            or could not be read in `ATTEMPTS` attempts.
     """
     system, path = _file_system(url)
     where = f"'{url}'" if start is None else f"'{url}' (bytes {start} to {stop - 1})"
@@ -52,12 +55,14 @@ def read_range(url: str, start: int | None = None, stop: int | None = None) -> b
                 state = _state(system, path)
                 raise DataError(f"{where} cannot be read: {reason}. {state}Correct the address or rights.") from error
             continue
+        if start is None and len(data) > MAX_WHOLE_BYTES:
+            raise DataError(f"{where} has more than {MAX_WHOLE_BYTES} bytes. Correct the address.")
         if start is None or len(data) == stop - start:
             return data
         if len(data) > stop - start:
             raise DataError(
-                f"{where}: the server sent {len(data)} bytes: it does not serve ranges. Use one that does (such as "
-                "nginx, or an object store), or copy the pack to a disk."
+                f"{where}: the server sends more bytes: it does not serve ranges. Use one that does (such as nginx, or "
+                "an object store), or copy the pack to a disk."
             )
         reason, cause = f"the server sent {len(data)} of {stop - start} bytes", None
     raise DataError(
@@ -73,9 +78,31 @@ def _fetch(system: "AbstractFileSystem", path: str, start: int | None, stop: int
     if not system.async_impl:
         return system.cat_file(path, start=start, end=stop)
     try:
+        if "http" in system.protocol:
+            return sync(system.loop, _fetch_http, system, path, start, stop, timeout=TIMEOUT)
         return sync(system.loop, system._cat_file, path, start=start, end=stop, timeout=TIMEOUT)
     except FSTimeoutError as error:
         raise TimeoutError(f"nothing complete arrived within {TIMEOUT:g} seconds") from error
+
+
+async def _fetch_http(system: Any, path: str, start: int | None, stop: int | None) -> bytes:
+    """Read at most one byte more than was asked for; the file system's own `_cat_file` reads all that a server sends.
+
+    Raises:
+        FileNotFoundError: the server says so; or aiohttp's error of another status.
+    """
+    most = (MAX_WHOLE_BYTES if start is None else stop - start) + 1
+    ranges = {} if start is None else {"Range": f"bytes={start}-{stop - 1}"}
+    options = system.kwargs | {"headers": system.kwargs["headers"] | ranges}
+    session = await system.set_session()
+    async with session.get(system.encode_url(path), **options) as response:
+        if response.status == 404:
+            raise FileNotFoundError(path)
+        response.raise_for_status()
+        data = bytearray()
+        while len(data) < most and (part := await response.content.read(most - len(data))):
+            data += part
+    return bytes(data)
 
 
 def _file_system(url: str) -> tuple["AbstractFileSystem", str]:
