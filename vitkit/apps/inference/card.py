@@ -228,7 +228,7 @@ def _metrics(measured: Sequence[Measured], entry: Mapping[str, Any]) -> str:
         lines += [f"| {each.data} | {each.split}{how} | {name} | {value:.4g} |" for name, value in values.items()]
     if lines:
         lines = ["| data | split | metric | value |", "|---|---|---|--:|", *lines]
-    if "published" in entry:
+    if entry.get("published"):
         figures = ", ".join(f"{name} {value}" for name, value in entry["published"].items())
         lines += ["", f"Published, not measured here: {figures} ({entry['published_in']})."]
     return "\n".join(lines).strip() or "None measured: `vitkit test` on the run saves them, and a new card has them."
