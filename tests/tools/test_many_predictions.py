@@ -1,4 +1,4 @@
-"""vitkit predict over ten thousand images: killed three times, beside a bare PyTorch loop, and in flat memory."""
+"""vitkit predict over ten thousand images: killed three times, and in flat memory."""
 
 import json
 import os
@@ -8,35 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
-from vitkit import load
-from vitkit.data.synthetic.shapes import ShapesDetection
-from vitkit.io.image_files import read_image, to_tensor
-from vitkit.structures import Batch
+from vitkit.tools.benchmark.predicting import BATCH_SIZE, MODEL, write_photos
 
 pytestmark = [pytest.mark.slow]
 NUM_IMAGES = int(os.environ.get("NUM_IMAGES", "10000"))
-BATCH_SIZE = 16
-MODEL = "shapes_dino"
-
-
-class Photos(Dataset):
-    """The bare loop's data."""
-
-    def __init__(self, predictor, paths):
-        self.predictor, self.paths = predictor, paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index):
-        image = read_image(self.paths[index])
-        return {"image": to_tensor(self.predictor.as_evaluated(image)), "target": {"size": image.shape[:2]}}
 
 
 def predict(out: Path, kill_at: int | None = None) -> tuple[float, list[int]]:
@@ -61,31 +39,11 @@ def predict(out: Path, kill_at: int | None = None) -> tuple[float, list[int]]:
     return time.monotonic() - first, memory
 
 
-def bare_loop(paths: list[Path]) -> float:
-    """Return images per second of a loop that predicts what vitkit predict does, and writes nothing."""
-    predictor = load(MODEL)
-    data = DataLoader(Photos(predictor, paths), BATCH_SIZE, num_workers=2, collate_fn=Batch.collate)
-    started = None
-    with torch.inference_mode():
-        for number, batch in enumerate(data):
-            outputs = predictor.model(**batch.inputs)
-            predictor.model.postprocess(outputs, [target["size"] for target in batch.targets])
-            if number == 0:
-                started = time.monotonic()
-    return (len(paths) - BATCH_SIZE) / (time.monotonic() - started)
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's memory from /proc")
 def test_killed_three_times_ten_thousand_images_are_those_of_an_uninterrupted_prediction(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
-    shapes = ShapesDetection(num_images=NUM_IMAGES, image_size=48)
-    for number in range(NUM_IMAGES):
-        cv2.imwrite(f"photos/{number:06}.jpg", cv2.cvtColor(shapes.load_image(number), cv2.COLOR_RGB2BGR))
-    paths = sorted(Path("photos").iterdir())
-    before = bare_loop(paths[: NUM_IMAGES // 5])
+    paths = write_photos(Path("photos"), NUM_IMAGES)
     seconds, memory = predict(Path("whole"))
-    after = bare_loop(paths[: NUM_IMAGES // 5])
     for part in (1, 2, 3):
         predict(Path("killed"), kill_at=part * NUM_IMAGES // 4)
     predict(Path("killed"))
@@ -93,10 +51,7 @@ def test_killed_three_times_ten_thousand_images_are_those_of_an_uninterrupted_pr
         assert Path("killed", name).read_bytes() == Path("whole", name).read_bytes(), name
     result = json.loads(Path("whole/predictions.json").read_text())
     assert [entry["image"] for entry in result["images"]] == [str(path) for path in paths]
-    line = next(line for line in Path("whole.txt").read_text().splitlines() if f"{NUM_IMAGES} images, " in line)
-    rate = float(line.split(", ")[1].split()[0])
     tenth = max(len(memory) // 10, 1)
     early, late = np.median(memory[tenth : 2 * tenth]), np.median(memory[-tenth:])
-    print(f"predict {rate:.1f} images/s; bare loop {before:.1f} before, {after:.1f} after; {seconds:.0f} s in all")
-    print(f"memory {early:.0f} MiB in the second tenth, {late:.0f} MiB in the last, {max(memory)} MiB at most")
+    print(f"{seconds:.0f} s; memory {early:.0f} MiB in the second tenth, {late:.0f} in the last, {max(memory)} at most")
     assert late < early + 64

@@ -64,6 +64,7 @@ PARTS = {
     "augmentation": "recipes",
     "recipes": "recipes",
     "packs": "packs",
+    "predict": "predicting",
     "waiting": "waiting",
     "step": "parts",
 }

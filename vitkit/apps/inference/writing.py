@@ -414,7 +414,9 @@ def predict_images(
         workers=output.workers,
     )
     predictions = note_empty(filter(is_new, predictions), output.threshold, empty)
-    for name, result in map_ahead(partial(write_image, names=names, output=output), predictions):
+    # Without a file to encode, writing is Python that holds the GIL: in threads it would only delay the model.
+    run = map_ahead if output.draw or {"panoptic", "semantic"} & {*predictor.tasks} else map
+    for name, result in run(partial(write_image, names=names, output=output), predictions):
         if isinstance(result, Exception):
             leave_out(name, result)
         else:
