@@ -48,7 +48,7 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
 
 
 def dfine_seg_model(size):
-    model = dfine_model(size)
+    model = dfine_model(size, freezes=size in ("l", "x"))
     model["head"]["masks"] = dict(type="PyramidMasks", channels=128 if size == "n" else 256)
     if size == "n":  # its encoder has no map of stride 8
         model["backbone"]["out_features"] = ["res3", "res4", "res5"]

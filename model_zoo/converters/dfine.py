@@ -1,4 +1,4 @@
-"""Key names of D-FINE and DEIM: Peterande/D-FINE's and the transformers library's."""
+"""Key names of D-FINE and DEIM: Peterande/D-FINE's and the transformers library's; and of D-FINE-seg: its own."""
 
 from collections.abc import Iterator, Sequence
 
@@ -105,15 +105,20 @@ def _neck(theirs: str, downsample: str, cv: str, conv: str, csp: str) -> Iterato
         yield from below(f"{theirs}{name}.{{i}}.", f"neck.{name}.{{i}}.", pairs)
 
 
-def _official() -> Iterator[Rule]:
-    yield Custom(refuse_deployed)
-    yield from settings(("decoder.", "decoder.decoder."), "cross_attn")
-    yield Custom(writing=write_anchors)
+def _official_maps() -> Iterator[Rule]:
+    """Yield the rules of backbone and encoder."""
     yield from hgnet("backbone.stem.", "backbone.stages.")
     yield Rename("^encoder.encoder.0.layers.0.", "^neck.encoder.")
     yield from below("neck.encoder.", "neck.encoder.", TORCH_FEED_FORWARD)
     yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", pair_with_norm("", ""))
     yield from _neck("encoder.", downsample="0.", cv="cv{k}.", conv="cv{k}.1.", csp="cv{k}.0.")
+
+
+def _official() -> Iterator[Rule]:
+    yield Custom(refuse_deployed)
+    yield from settings(("decoder.", "decoder.decoder."), "cross_attn")
+    yield Custom(writing=write_anchors)
+    yield from _official_maps()
     yield Rename("^decoder.decoder.layers.", "^head.decoder.layers.")
     yield from below("head.decoder.layers.{i}.", "head.decoder.layers.{i}.", TORCH_FEED_FORWARD)
     yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", pair_with_norm("", ""))
@@ -141,6 +146,22 @@ _MASKS = [
     ("mask_decoder.bn1.", "pyramid.output.1."),
 ]
 """Names of the parts that D-FINE-seg makes its mask features with."""
+
+
+def _official_semantic() -> Iterator[Rule]:
+    yield Custom(refuse_deployed)
+    yield from _official_maps()
+    yield from below("decoder.", "head.mask_head.", _MASKS)
+    yield from below(
+        "decoder.",
+        "head.",
+        [
+            ("neck.{i}.", "convs.{i}."),
+            ("classifier.", "predictor."),
+            ("aux_head.0.", "aux_conv."),
+            ("aux_head.2.", "aux_predictor."),
+        ],
+    )
 
 
 def _library() -> Iterator[Rule]:
@@ -186,5 +207,12 @@ OFFICIAL = [
         model="DFINE",
         ours=_OURS,
         classes=COCO_CLASSES,
-    )
+    ),
+    Format(
+        "ArgoHA/D-FINE-seg, semantic",
+        KeyTable([*_official_semantic()]),
+        marks=("decoder.classifier.weight", "decoder.mask_decoder.fusion_conv.weight"),
+        model="PerPixelClassification",
+        ours=(_OURS[0], "head.mask_head.pyramid.fusion.0.weight"),
+    ),
 ]

@@ -57,6 +57,7 @@ WORDS = {
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),
     "PerPixelBaselineHead": {},
+    "DFINESegHead": dict(mask_channels=64, channels=32, dropout=0.2),
     "PerPixelBaselinePlusHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2),
     "ChannelProjection": dict(out_channels=8, in_features=["res3"], isolate_padding=True),
     "PyramidProjection": dict(
@@ -146,7 +147,7 @@ def owner_arguments(name):
     """Return the arguments that a model sets."""
     if name in HEADS:
         info = PIXELS if "Mask" in name or "Pixel" in name else MAPS
-        queries = {} if "Pixel" in name else dict(num_queries=6)
+        queries = {} if "Pixel" in name or name == "DFINESegHead" else dict(num_queries=6)
         classes = {} if name == "GroundingDINOHead" else dict(num_classes=3)
         return dict(feature_info=info, **classes, **queries)
     if name in NECKS:

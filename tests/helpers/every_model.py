@@ -168,6 +168,15 @@ DENSE = {
         dict(neck=PIXELS, head=dict(type="PerPixelBaselinePlusHead", num_decoder_layers=2, **LAYERS)),
         "PerPixelClassification on ResNet has no attention in the image",
     ),
+    "PerPixelClassification D-FINE-seg": (
+        dict(
+            neck=dict(
+                type="DFINEEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
+            ),
+            head=dict(type="DFINESegHead", mask_channels=32, channels=32),
+        ),
+        "PerPixelClassification on ResNet has no attention in the image",
+    ),
     "ShowAttendTell": (dict(d_embedding=8, d_model=8, d_attention=8), {"words", "next_tokens", "beams"}),
     "TransformerCaptioner": (
         dict(num_encoder_layers=1, num_decoder_layers=1, **LAYERS),

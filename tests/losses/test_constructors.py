@@ -76,7 +76,7 @@ CRITERION_SPECS = [
         focal_alpha=0.6,
         focal_gamma=1.7,
     ),
-    dict(type="PerPixelCriterion"),
+    dict(type="PerPixelCriterion", dice_weight=1.5, aux_weight=0.4),
     dict(type="ClassificationLoss", label_smoothing=0.2),
     dict(type="FeatureDistillationLoss", location_weight=0.9, image_weight=0.7),
     dict(type="ReconstructionLoss"),

@@ -59,7 +59,8 @@ def test_each_entry_is_complete(name):
     file = entry.get("file") or entry["url"].rsplit("/", 1)[-1]
     assert re.fullmatch(r"[\w.\-]+\.(pth|pyth|pkl|safetensors)", file)
     assert (entry["published"] or name.startswith("dfine_seg_")) and entry["published_in"] and entry["dataset"]
-    assert entry["license"] in ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-NC-4.0", "DINOv3 License")
+    licenses = ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-NC-4.0", "DINOv3 License", "Cityscapes (non-commercial)")
+    assert entry["license"] in licenses
     if entry["checksum"]:  # it is the checksum in the file's name
         assert entry["checksum"].partition(":")[2] in file
 
@@ -79,11 +80,12 @@ def test_entries_have_distinct_files_in_the_cache():
     ]
     + ["swin_small_in1k", "swinv2_tiny_window16_in1k", "vit_b16_in1k", "deit_tiny_distilled_patch16_in1k"]
     + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"]
+    + ["dfine_sem_n_cityscapes", "dfine_sem_x_cityscapes"]
     + ["rtdetr_r18", "rtdetr_r101_objects365", "rtdetrv2_r50", "rf_detr_n", "rf_detr_seg_l"],
 )
 def test_model_of_an_entry_has_the_stated_number_of_parameters(name):
     model = find_model(name)
-    classes = {"ADE20K-150": 150, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
+    classes = {"ADE20K-150": 150, "Cityscapes": 19, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
     num_classes = {"Kinetics-400": 400} | classes
     count = 250 if name == "detr_r101_panoptic" else num_classes.get(INDEX[name]["dataset"])
     spec = dict(model.config["model"], num_classes=80 if name.startswith("rtdetr") else count)

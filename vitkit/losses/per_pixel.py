@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.distributed import RatioMeter
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
 from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
 from vitkit.losses.matched import decoder_layers, normalizers
 from vitkit.protocols.criterion import Criterion
@@ -20,21 +20,30 @@ _NO_CLASS = -1
 
 @CRITERIA.register
 class PerPixelCriterion(Criterion):
-    """Mean cross entropy over the labeled pixels of all ranks, for every decoder layer.
+    """Mean cross entropy over the labeled pixels of all ranks, for every decoder layer or auxiliary classifier; and
+    optionally the dice loss of the last layer, over the pixels of a batch (D-FINE-seg's).
 
     `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.
 
     Args:
         class_weights: how much a pixel of each class weighs in the mean, see `ClassWeights`; None: 1.
+        dice_weight: weight of the dice loss; 0 leaves it out.
+        aux_weight: weight of the cross entropy of each of `aux_outputs`.
     Raises:
-        ConfigError: a class weight is not positive.
+        ConfigError: a class weight is not positive, or another weight is negative.
     """
 
     needs_outputs = ("pred_semantic", "input_size")
     needs_targets = ("labels", "masks")
 
-    def __init__(self, *, class_weights: ClassWeights | None = None):
+    def __init__(
+        self, *, class_weights: ClassWeights | None = None, dice_weight: float = 0.0, aux_weight: float = 1.0
+    ):
         super().__init__()
+        for name, weight in (("dice_weight", dice_weight), ("aux_weight", aux_weight)):
+            if not weight >= 0:
+                raise ConfigError(f"{name}: got {weight}; expected at least 0.")
+        self.dice_weight, self.aux_weight = dice_weight, aux_weight
         self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.meters = {"pixel_accuracy": RatioMeter()}
 
@@ -51,8 +60,8 @@ class PerPixelCriterion(Criterion):
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the unpadded images; a pixel that
                 is in no mask is ignored, and one in several masks belongs to the first.
         Returns:
-            `semantic` for the last layer, `aux0_semantic` ... for the others, scalars. The keys are the same for any
-            targets, and each term depends on the outputs even when it is zero.
+            `semantic` and, if it has a weight, `dice` for the last layer, `aux0_semantic` ... for the others, scalars.
+            The keys are the same for any targets, and each term depends on the outputs even when it is zero.
         Raises:
             DataError: a label is out of range.
         """
@@ -67,11 +76,34 @@ class PerPixelCriterion(Criterion):
             for prefix, layer in decoder_layers(outputs).items():
                 logits = F.interpolate(layer["pred_semantic"].float(), size=size, mode="bilinear", align_corners=False)
                 total = F.cross_entropy(logits, labels, self.class_weights, ignore_index=_NO_CLASS, reduction="sum")
-                losses[f"{prefix}semantic"] = total / normalizer
+                losses[f"{prefix}semantic"] = (self.aux_weight if prefix else 1.0) * total / normalizer
                 if not prefix:
+                    if self.dice_weight:
+                        losses["dice"] = self.dice_weight * dice_loss(logits, labels)
                     correct = (logits.detach().argmax(1) == labels).sum()
                     self.meters["pixel_accuracy"].add(correct, torch.full_like(correct, num_labeled))
         return losses
+
+
+def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 minus the dice coefficient of each class, averaged over all classes, a scalar.
+
+    The coefficient's sums are over all labeled pixels of the batch; 1 is added to numerator and denominator, so that a
+    class that is neither in the labels nor predicted has no loss.
+
+    Args:
+        logits: (B, C, H, W).
+        labels: (B, H, W) int64, -1 for none.
+    """
+    probabilities = logits.softmax(1)
+    labeled = (labels != _NO_CLASS).to(logits.dtype)
+    classes = labels.clamp(min=0)
+    correct = labeled * probabilities.gather(1, classes[:, None])[:, 0]
+    # The sums of rows come first: adding millions of pixels to one value in turn would lose precision.
+    rows = logits.new_zeros(*labels.shape[:2], logits.shape[1])
+    overlap, size = (rows.scatter_add(2, classes, values).sum((0, 1)) for values in (correct, labeled))
+    predicted = torch.einsum("bchw,bhw->bhc", probabilities, labeled).sum((0, 1))
+    return 1 - ((2 * overlap + 1) / (predicted + size + 1)).mean()
 
 
 def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:

@@ -20,12 +20,12 @@ class PerPixelClassification(DensePredictionModel):
     https://arxiv.org/abs/2107.06278).
 
     Args:
-        backbone, neck, head: spec or module; the neck is a pixel decoder.
+        backbone, neck, head: spec or module; the neck is a pixel decoder, or for `DFINESegHead` an encoder like D-FINE's.
         num_classes: number of classes; a run sets its dataset's.
         isolate_padding: see `DensePredictionModel`.
     """
 
-    class_head = ("head.predictor.", "head.query_embed.")
+    class_head = ("head.predictor.", "head.query_embed.", "head.aux_predictor.")
     tasks = returns = ("semantic",)
 
     def __init__(
@@ -36,7 +36,7 @@ class PerPixelClassification(DensePredictionModel):
 
     @property
     def mask_multiple(self) -> int:
-        """See `DensePredictionModel`; here also a multiple of the logits' stride."""
+        """See `DensePredictionModel`; here also a multiple of the finest map's stride."""
         return math.lcm(self.padding_multiple, self.stride)
 
     def attention_layers(self) -> AttentionLayers:
@@ -48,14 +48,15 @@ class PerPixelClassification(DensePredictionModel):
 
         Returns:
             the head's outputs: pred_semantic (B, num_classes, h, w) logits, and aux_outputs if it has any.
-            input_size: (height, width) that the logits cover, H and W rounded up to the stride.
+            input_size: (height, width) that the logits cover, H and W rounded up to the finest map's stride.
             image_sizes: (B, 2) int64, height and width of each image without padding.
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
         outputs = self.head(features, padding_mask if self.isolate_padding else None)
-        input_size = tuple(side * self.stride for side in outputs["pred_semantic"].shape[-2:])
+        finest = next(iter(features.values()))
+        input_size = tuple(side * self.stride for side in finest.shape[-2:])
         return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
