@@ -2,9 +2,10 @@
 mask features, whose pixels are classified without queries.
 
 The original trains with its own mosaics, on whole images, by default with Muon and Adan; the recipe here is its rates
-for AdamW with crops of images at half to one and a half times their size. It starts from weights of the instance form.
+for AdamW with crops of images at half to one and a half times their size. It starts from weights of the instance form,
+of which backbone, encoder and mask features are taken.
 
-Run:       torchrun --nproc-per-node 8 tools/train.py dfine_sem_s_cityscapes --init dfine_seg_s_coco
+Run:       torchrun --nproc-per-node 8 tools/train.py dfine_sem_s_cityscapes --init-partial dfine_seg_s_coco
            ADE20K: dfine_sem:size=s,data=ade20k. CamVid: dfine_sem:size=s,data=camvid, or for minutes on one core
            camvid/dfine_sem. Your own label images: vitkit/data/README.md says how a folder of them is named; then
            import this config, and replace the datasets of its data section.

@@ -173,7 +173,8 @@ DENSE = {
             neck=dict(
                 type="DFINEEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
             ),
-            head=dict(type="DFINESegHead", mask_channels=32, channels=32),
+            # With one channel for each group of the norms, some of small variance, rounding would be enlarged.
+            head=dict(type="DFINESegHead", mask_channels=128, channels=128),
         ),
         "PerPixelClassification on ResNet has no attention in the image",
     ),

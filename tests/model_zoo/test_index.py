@@ -85,8 +85,8 @@ def test_entries_have_distinct_files_in_the_cache():
 )
 def test_model_of_an_entry_has_the_stated_number_of_parameters(name):
     model = find_model(name)
-    classes = {"ADE20K-150": 150, "Cityscapes": 19, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
-    num_classes = {"Kinetics-400": 400} | classes
+    classes = {"ADE20K-150": 150, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
+    num_classes = {"Kinetics-400": 400, "Cityscapes": 19} | classes
     count = 250 if name == "detr_r101_panoptic" else num_classes.get(INDEX[name]["dataset"])
     spec = dict(model.config["model"], num_classes=80 if name.startswith("rtdetr") else count)
     with torch.device("meta"):

@@ -69,6 +69,7 @@ def test_dropout_drops_channels_in_training_only():
 
 def test_training_starts_from_the_mask_features_of_the_instance_form():
     spec = copy.deepcopy(DENSE["DFINE masks"][0])
+    spec["head"]["masks"]["channels"] = 128
     torch.manual_seed(1)
     instances = build_model(dict(spec, type="DFINE", backbone=RESNET, num_classes=5, num_queries=4))
     model = build()

@@ -36,9 +36,7 @@ class PerPixelCriterion(Criterion):
     needs_outputs = ("pred_semantic", "input_size")
     needs_targets = ("labels", "masks")
 
-    def __init__(
-        self, *, class_weights: ClassWeights | None = None, dice_weight: float = 0.0, aux_weight: float = 1.0
-    ):
+    def __init__(self, *, class_weights: ClassWeights | None = None, dice_weight: float = 0.0, aux_weight: float = 1.0):
         super().__init__()
         for name, weight in (("dice_weight", dice_weight), ("aux_weight", aux_weight)):
             if not weight >= 0:

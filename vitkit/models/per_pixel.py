@@ -20,7 +20,7 @@ class PerPixelClassification(DensePredictionModel):
     https://arxiv.org/abs/2107.06278).
 
     Args:
-        backbone, neck, head: spec or module; the neck is a pixel decoder, or for `DFINESegHead` an encoder like D-FINE's.
+        backbone, neck, head: spec or module; the neck is a pixel decoder, or an encoder for `DFINESegHead`.
         num_classes: number of classes; a run sets its dataset's.
         isolate_padding: see `DensePredictionModel`.
     """

@@ -83,6 +83,7 @@ MODELS = {  # name: (config, overrides)
     "Mask2Former": ("quickstart/mask2former_instance", []),
     "EoMT": ("quickstart/eomt", []),
     "per-pixel": ("per_pixel_baseline_r50_ade20k", [RESNET]),
+    "D-FINE-seg, semantic": ("dfine_sem_n_cityscapes", ["model.backbone.pretrained=false"]),
     "captioner, Transformer": ("quickstart/captioning", []),
     "captioner, LSTM": ("caption_sat_soft_flickr8k", [RESNET, "model.backbone.out_features=['res5']"]),
     "translator": ("quickstart/translation", []),
