@@ -6,9 +6,10 @@ for AdamW with crops of images at half to one and a half times their size. It st
 of which backbone, encoder and mask features are taken.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py dfine_sem_s_cityscapes --init-partial dfine_seg_s_coco
-           ADE20K: dfine_sem:size=s,data=ade20k. CamVid: dfine_sem:size=s,data=camvid, or for minutes on one core
-           camvid/dfine_sem. Your own label images: vitkit/data/README.md says how a folder of them is named; then
-           import this config, and replace the datasets of its data section.
+           ADE20K: dfine_sem:size=s,data=ade20k. CamVid: dfine_sem:size=s,data=camvid; camvid/dfine_sem is for minutes.
+           Your own label images, in DIR/images/train, DIR/labels/train and likewise val, whose classes FILE lists:
+           dfine_sem:size=s,data=camvid data.root=DIR data.{train,val}.classes=FILE data.{train,val}.ignore=[255]; see
+           vitkit/data/formats/README.md, "Label images".
 Reference: the original README, at 1024x2048, one scale; parameters include the auxiliary classifier, which is used only
            in training. Here: not yet run.
 """
