@@ -123,3 +123,21 @@ def test_weights_of_the_terms():
     torch.testing.assert_close(both["aux0_semantic"], 0.4 * plain["aux0_semantic"])
     with pytest.raises(ConfigError, match="dice_weight: got -1; expected at least 0"):
         CRITERIA.build(dict(type="PerPixelCriterion", dice_weight=-1))
+
+
+def test_overfits_a_simple_image():
+    model = build().train()
+    image = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    image[0, 0, :32], image[0, 2, 32:] = 255, 255
+    masks = torch.stack([torch.arange(64) < 32, torch.arange(64) >= 32])[..., None].expand(2, 64, 64)
+    criterion = CRITERIA.build(dict(type="PerPixelCriterion", dice_weight=1.0, aux_weight=0.4))
+    optimizer, totals = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for _ in range(40):
+        loss = sum(criterion(model(image), [dict(labels=torch.tensor([0, 2]), masks=masks)]).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        totals.append(loss.item())
+    (found,) = model.eval().postprocess(model(image), [(64, 64)])
+    wanted = torch.where(torch.arange(64) < 32, 0, 2)[:, None].expand(64, 64)
+    assert totals[-1] < 0.5 * totals[0] and (found["semantic"] == wanted).float().mean() > 0.95
