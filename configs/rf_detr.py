@@ -1,4 +1,5 @@
-"""RF-DETR and RF-DETR-Seg on COCO 2017 (Robinson et al. 2025, https://arxiv.org/abs/2511.09554).
+"""RF-DETR, RF-DETR-Seg and RF-DETR's preview of keypoints on COCO 2017 (Robinson et al. 2025,
+https://arxiv.org/abs/2511.09554).
 
 The original starts from weights that it pre-trained on Objects365 and does not publish; training here starts from
 DINOv2's. Its rates decrease from block to block of the backbone, below a last norm with the rate of 0.7^2 of 1.5e-4;
@@ -12,6 +13,7 @@ from typing import Literal
 
 from vitkit.configs.parts.coco import coco_detection
 from vitkit.configs.parts.coco_instance import coco_instance
+from vitkit.configs.parts.coco_keypoints import coco_keypoints
 
 VARIANTS = {
     "rf_detr_n_coco": (dict(size="n"), "48.4 box AP, 67.6 AP50; 30,466,914 parameters"),
@@ -22,6 +24,7 @@ VARIANTS = {
     "rf_detr_seg_s_coco": (dict(size="s", masks=True), "43.1 mask AP, 66.2 AP50; 33,710,723 parameters"),
     "rf_detr_seg_m_coco": (dict(size="m", masks=True), "45.3 mask AP, 68.4 AP50; 35,693,875 parameters"),
     "rf_detr_seg_l_coco": (dict(size="l", masks=True), "47.1 mask AP, 70.5 AP50; 35,873,587 parameters"),
+    "rf_detr_keypoints_coco": (dict(size="x", keypoints=True), "71.8 keypoint AP; 41,044,086 parameters"),
 }
 """Name -> arguments of `config`, and what is published."""
 
@@ -41,11 +44,16 @@ SEG_SIZES = {
 }
 """Size with masks -> also its queries, and the windows of the backbone along a side."""
 
+KEYPOINT_SIZES = {"x": dict(resolution=576, num_decoder_layers=4, num_queries=100, num_windows=2)}
+"""The same with keypoints; there is one size."""
 
-def config(size: Literal["n", "s", "m", "l"] = "n", masks: bool = False):
-    sizes = SEG_SIZES[size] if masks else dict(num_queries=300, num_windows=2, **SIZES[size])
+
+def config(size: Literal["n", "s", "m", "l", "x"] = "n", masks: bool = False, keypoints: bool = False):
+    boxes = {name: dict(num_queries=300, num_windows=2, **sizes) for name, sizes in SIZES.items()}
+    sizes = (SEG_SIZES if masks else KEYPOINT_SIZES if keypoints else boxes)[size]
     resolution, num_queries, num_windows = sizes["resolution"], sizes["num_queries"], sizes["num_windows"]
-    patch_size = 12 if masks else 16
+    patch_size = 12 if masks or keypoints else 16
+    coco = coco_instance if masks else coco_keypoints if keypoints else coco_detection
     costs = dict(activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0)
     cfg = dict(
         model=dict(
@@ -67,7 +75,7 @@ def config(size: Literal["n", "s", "m", "l"] = "n", masks: bool = False):
             weights=dict(labels=1.0, l1=5.0, giou=2.0),
             matcher=dict(type="HungarianMatcher", **costs),
         ),
-        data=in_squares(coco_instance(4) if masks else coco_detection(4), resolution, step=patch_size * num_windows),
+        data=in_squares(coco(4), resolution, step=patch_size * num_windows),
         optimizer=dict(
             type="AdamW", lr=1e-4, weight_decay=1e-4, lr_multipliers={"head.decoder.": 0.7},
             # 1.5e-4 * 0.7^2 * 0.8: the original counts one layer more between the last block and the rest.
@@ -91,6 +99,20 @@ def config(size: Literal["n", "s", "m", "l"] = "n", masks: bool = False):
             matcher=dict(type="HungarianBoxMaskMatcher", **costs, cost_mask=5.0, cost_dice=5.0, pixels_per_point=16),
         )  # fmt: skip
         cfg["evaluator"]["iou_types"] = ["segm", "bbox"]
+    if keypoints:
+        cfg["model"] |= dict(type="RFDETRKeypoints", num_keypoints=17, score_uncertainty=0.2)
+        cfg["model"]["neck"]["type"] = "C2fProjectionPair"
+        points = {f"keypoint_{name}": 1.0 for name in ("l1", "findable", "visible", "nll")}
+        cfg["criterion"] = dict(
+            type="BoxKeypointCriterion", class_loss="iou_aware", weights=dict(labels=2.0, l1=5.0, giou=2.0, **points),
+            matcher=dict(
+                type="HungarianBoxKeypointMatcher", **costs, **{f"cost_{name}": cost for name, cost in points.items()}
+            ),
+        )  # fmt: skip
+        # What the original's decoder has, and so its rate.
+        rates = cfg["optimizer"]["lr_multipliers"]
+        rates |= {"head.keypoint_head.layers.": 0.7, "head.keypoint_head.positions": 0.7}
+        cfg["evaluator"]["iou_types"] = ["keypoints", "bbox"]
     return cfg
 
 

@@ -9,6 +9,7 @@ import re
 import torch
 from torch import nn
 
+from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters.key_table import Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD, join_qkv
@@ -48,6 +49,42 @@ def _groups_rule(points: str, content: str) -> Custom:
     return Custom(read, write)
 
 
+def _read_label_groups(state: State, model: nn.Module) -> State:
+    """Make the groups of labels from the number of keypoints of each of the first classes."""
+    state.pop("transformer.decoder.keypoint_class_mask", None)
+    active = state.pop("_kp_active_mask", None)
+    if active is None or not active.numel():
+        return state
+    counts, groups = active.sum(1).tolist(), torch.full((len(state["class_embed.bias"]),), -1)
+    if len({*counts} - {0}) > 1:
+        raise CheckpointError(
+            f"the weights have {counts} keypoints of each class: expected one number for all that have any. Train on "
+            "these classes separately."
+        )
+    with_points = [label for label, count in enumerate(counts) if count]
+    groups[with_points] = torch.arange(len(with_points))
+    return state | {"head.keypoint_head.label_groups": groups}
+
+
+def _write_label_groups(state: State, model: nn.Module) -> State:
+    groups = state.pop("head.keypoint_head.label_groups", None)
+    if groups is None:
+        return state
+    count = int(groups.max()) + 1
+    labels = [(groups == group).nonzero()[:, 0].tolist() for group in range(count)]
+    if any(len(of_group) != 1 for of_group in labels):
+        raise CheckpointError(
+            f"{len(groups)} classes share their keypoints, which the original cannot: it has points for each class "
+            "(model.head.keypoint_classes)."
+        )
+    num_keypoints = len(state["transformer.decoder.keypoint_pos_embed"]) // count
+    active = torch.zeros(len(groups), num_keypoints, dtype=torch.bool)
+    active[[of_group[0] for of_group in labels]] = True
+    group = torch.cat((torch.tensor([-1]), torch.arange(count).repeat_interleave(num_keypoints)))
+    separate = (group[:, None] != group) & (group[:, None] >= 0) & (group >= 0)
+    return state | {"_kp_active_mask": active, "transformer.decoder.keypoint_class_mask": separate}
+
+
 def _with_mask_token(key: str) -> list[Rule]:
     """Return the rules for a token that only pre-training uses."""
 
@@ -80,29 +117,59 @@ _FIRST_STAGE = (
     ("enc_output_norm.", "first_stage.enc_output_norm."),
     ("enc_out_class_embed.", "first_stage.class_embed."),
     ("enc_out_bbox_embed.", "first_stage.bbox_embed."),
+    ("enc_out_keypoint_embed.", "first_stage.keypoint_embed."),
 )
+_PROJECTOR = [
+    *((f"0.cv{k}.conv.", f"conv{k}.conv.") for k in (1, 2)),
+    *((f"0.cv{k}.bn.", f"conv{k}.norm.") for k in (1, 2)),
+    *((f"0.m.{{i}}.cv{k}.conv.", f"blocks.{{i}}.{k - 1}.conv.") for k in (1, 2)),
+    *((f"0.m.{{i}}.cv{k}.bn.", f"blocks.{{i}}.{k - 1}.norm.") for k in (1, 2)),
+    ("1.", "norm."),
+]
+_KEYPOINT_RULES = [
+    *below(
+        _LAYER,
+        "head.keypoint_head.layers.{i}.",
+        [
+            ("kp_inst_self_attn.", "self_attn."),
+            ("kp_inst_norm.", "query_norm."),
+            ("kp_norm.", "norm1."),
+            ("kp_cross_attn.", "cross_attn."),
+            ("kp_cross_attn_norm.", "norm2."),
+            ("kp_linear1.", "ffn.linear1."),
+            ("kp_linear3.", "ffn.linear2."),
+            ("kp_norm5.", "norm3."),
+            ("instance_kp_layer_scale", "query_scale"),
+        ],
+    ),
+    *(
+        rule
+        for theirs, ours in (("", "queries"), ("_enc", "first_queries"))
+        for rule in below(
+            f"transformer.keypoint_query_initializer{theirs}.",
+            f"head.keypoint_head.{ours}.",
+            ["queries", ("adaLN_modulation.", "modulation."), ("out_proj.", "proj.")],
+        )
+    ),
+    *below("", "head.keypoint_head.", [("keypoint_embed.", "embed.")]),
+]
 _OFFICIAL = KeyTable(
     [
-        Drop("^_kp_active_mask$"),
+        Custom(_read_label_groups, _write_label_groups),
+        # A layer of an earlier network, which the published checkpoint still has.
+        Drop("^keypoint_head."),
         *_embedding_rules("backbone.0.encoder.encoder."),
         join_qkv(f"{_BLOCK}attention.attention.", f"{_BLOCK}attn.qkv.", names=("query", "key", "value")),
         *below(_BLOCK, _BLOCK, [("attention.output.dense.", "attn.proj.")]),
-        *below(
-            "backbone.0.projector.stages.0.",
-            "neck.",
-            [
-                *((f"0.cv{k}.conv.", f"conv{k}.conv.") for k in (1, 2)),
-                *((f"0.cv{k}.bn.", f"conv{k}.norm.") for k in (1, 2)),
-                *((f"0.m.{{i}}.cv{k}.conv.", f"blocks.{{i}}.{k - 1}.conv.") for k in (1, 2)),
-                *((f"0.m.{{i}}.cv{k}.bn.", f"blocks.{{i}}.{k - 1}.norm.") for k in (1, 2)),
-                ("1.", "norm."),
-            ],
-        ),
+        *below("backbone.0.cross_attn_projector.stages.0.", "neck.keypoints.", _PROJECTOR),
+        *below("backbone.0.projector.stages.0.", "neck.", _PROJECTOR),
+        Rename("^transformer.decoder.keypoint_pos_embed$", "^head.keypoint_head.positions$"),
         Rename("^transformer.decoder.", "^head.decoder."),
         *below(_LAYER, _LAYER, TORCH_FEED_FORWARD),
         *below("transformer.", "", _FIRST_STAGE),
         _groups_rule("refpoint_embed.weight", "query_feat.weight"),
         *below("", "head.", ["class_embed.", "bbox_embed."]),
+        *_KEYPOINT_RULES,
         *below(
             "segmentation_head.",
             "head.mask_head.",
@@ -209,6 +276,14 @@ OFFICIAL = [
         marks=(*_MARKS, "segmentation_head.bias"),
         model="RFDETRSeg",
         ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+    Format(
+        "roboflow/rf-detr, with keypoints",
+        _OFFICIAL,
+        marks=(*_MARKS, "keypoint_embed.layers.0.weight"),
+        model="RFDETRKeypoints",
+        ours=(*_OURS, "head.keypoint_head.positions"),
         classes=COCO_CLASSES,
     ),
     Format("roboflow/rf-detr", _OFFICIAL, marks=_MARKS, model="RFDETR", ours=_OURS, classes=COCO_CLASSES),

@@ -417,7 +417,17 @@ KEYS: dict[str, Setting | Constant | Difference] = {
 """Key with the class's name as its part (backbone, encoder, decoder, criterion, postprocessor), of all or after a
 family's name -> what it is here."""
 
-_UNUSED = "keypoints, which vitkit's model does not have"
+
+def _keypoint_weight(name: str) -> Setting:
+    return Setting(
+        f"criterion.weights.keypoint_{name}, and criterion.matcher",
+        lambda c: (
+            c["criterion"]["weights"].get(f"keypoint_{name}", 0.0)
+            * (c["criterion"]["matcher"].get(f"cost_keypoint_{name}", 1.0) == 1)
+        ),
+    )
+
+
 RF_DETR_KEYS: dict[str, Setting | Constant | Difference] = {
     "model.encoder": Constant("WindowedViT, d_model 384", ("dinov2_windowed_small",)),
     "model.out_feature_indexes": Setting(
@@ -434,7 +444,9 @@ RF_DETR_KEYS: dict[str, Setting | Constant | Difference] = {
     "model.dec_n_points": at("model.head.num_points"),
     "model.num_queries": at("model.num_queries"),
     "model.num_select": at("model.num_detections"),
-    "model.postprocess_trace_alpha": Constant(_UNUSED, (0.2,)),
+    "model.postprocess_trace_alpha": Setting(
+        "model.score_uncertainty, with keypoints", lambda c: c["model"].get("score_uncertainty", 0.2)
+    ),
     "model.bbox_reparam": Constant("RFDETRHead", (True,)),
     "model.lite_refpoint_refine": Constant("RFDETRHead", (True,)),
     "model.layer_norm": Constant("WindowedViT's maps are normalized", (True,)),
@@ -452,6 +464,23 @@ RF_DETR_KEYS: dict[str, Setting | Constant | Difference] = {
     ),
     "model.ia_bce_loss": Setting("criterion.class_loss", lambda c: c["criterion"]["class_loss"] == "iou_aware"),
     "model.segmentation_head": at("model.head.masks"),
+    "model.use_grouppose_keypoints": Setting("model.num_keypoints", lambda c: "num_keypoints" in c["model"]),
+    "model.keypoint_cross_attn": Constant("QueryKeypoints", (True,)),
+    "model.inter_instance_kp_attn": Constant("QueryKeypoints", (False,)),
+    "model.grouppose_keypoint_dim_downscale": Constant("QueryKeypoints", (1,)),
+    "model.dual_projector": Setting("model.neck.type", lambda c: c["model"]["neck"]["type"] == "C2fProjectionPair"),
+    "model.dual_projector_kp_only": Setting(
+        "model.neck.type", lambda c: c["model"]["neck"]["type"] == "C2fProjectionPair"
+    ),
+    "model.num_keypoints_per_class": Setting(
+        "model.num_keypoints", lambda c: [n] if (n := c["model"].get("num_keypoints")) else []
+    ),
+    "train.keypoint_flip_pairs": Constant("of the file's names", ([],)),
+    "train.keypoint_l1_loss_coef": _keypoint_weight("l1"),
+    "train.keypoint_findable_loss_coef": _keypoint_weight("findable"),
+    "train.keypoint_visible_loss_coef": _keypoint_weight("visible"),
+    "train.keypoint_nll_loss_coef": _keypoint_weight("nll"),
+    "train.keypoint_oks_sigmas": Constant("COCO's", (None,)),
     "model.num_decoder_registers": Constant("RFDETRHead", (0,)),
     "model.mask_downsample_ratio": Constant("MaskHead", (4,)),
     "model.backbone_lora": Constant("none", (False,)),
@@ -499,7 +528,6 @@ RF_DETR_KEYS: dict[str, Setting | Constant | Difference] = {
     "train.lr_scheduler": Constant("schedule.type: ConstantLR; the step is after the last epoch", ("step",)),
     "train.optimizer": Setting("optimizer.type", lambda c: c["optimizer"]["type"].lower()),
 }
-_KEYPOINTS = re.compile(r".*(keypoint|kp_|grouppose|dual_projector).*")
 
 PARTS = {
     r"(HGNetv2|PResNet)\.": "backbone.", r"DINOv3STAs\.": "adapter.", r"(Hybrid|Lite)Encoder\.": "encoder.",
@@ -519,9 +547,7 @@ def part_of(key: str) -> str:
 def entry(family: str, key: str) -> Setting | Constant | Difference | None:
     """Return what a key of a family is here; None: it concerns how a run is carried out."""
     if family == "rf_detr":
-        if RUN.fullmatch(key):
-            return None
-        return Constant(_UNUSED, (ORIGINALS[family]["keys"][key],)) if _KEYPOINTS.match(key) else RF_DETR_KEYS[key]
+        return None if RUN.fullmatch(key) else RF_DETR_KEYS[key]
     name = part_of(key)
     if RUN.fullmatch(name):
         return None
@@ -639,6 +665,8 @@ What differs beyond these keys:
 - **RT-DETR's norms within its projections** (`encoder.input_proj`, `decoder.enc_output`) have names without "norm" in
   its first version, so that they decay there; here, no norm does.
 - **RF-DETR's optimizer**: see the head of [rf_detr.py](rf_detr.py).
+- **RF-DETR's keypoints**: the original teaches objects without any labeled point that none of theirs can be found;
+  here, such objects train their box and class alone. Its best weights are chosen by a smoothed metric.
 - **The average of D-FINE, DEIM and DEIMv2** restarts once: see `training` in [parts/realtime.py](parts/realtime.py).
 """
 

@@ -152,7 +152,7 @@ def test_deim_trains_stem_and_batch_norms_in_all_sizes(size):
     assert of["head.decoder.layers.0.ffn.linear1.bias"] == (lr, 0 if size == "n" else decay)
 
 
-@pytest.mark.parametrize("name", ["rf_detr_n_coco", "rf_detr_seg_n_coco"])
+@pytest.mark.parametrize("name", ["rf_detr_n_coco", "rf_detr_seg_n_coco", "rf_detr_keypoints_coco"])
 def test_rates_of_rf_detr_decrease_with_depth(name):
     cfg = load_config(name)
     of = rates_and_decays(cfg)
@@ -164,6 +164,10 @@ def test_rates_of_rf_detr_decrease_with_depth(name):
     assert of["head.decoder.layers.1.ffn.linear1.weight"] == (0.7e-4, 1e-4)
     assert of["neck.conv1.conv.weight"] == of["head.class_embed.weight"] == of["head.bbox_embed.layers.0.bias"]
     assert of["head.class_embed.weight"] == (1e-4, 1e-4)
+    if "keypoints" in name:
+        # Only what is within the original's decoder.
+        assert of["head.keypoint_head.positions"] == of["head.keypoint_head.layers.0.query_scale"] == (0.7e-4, 1e-4)
+        assert of["head.keypoint_head.queries.queries"] == of["neck.keypoints.conv1.conv.weight"] == (1e-4, 1e-4)
     train = cfg["train"]
     assert (train["ema_decay"], train["ema_ramp_steps"], train["clip_grad_norm"]) == (0.993, 100, 0.1)
     assert (train["epochs"], train["reference_batch_size"], cfg["evaluator"]["max_dets"]) == (100, 16, 500)
@@ -180,6 +184,7 @@ def test_rates_of_rf_detr_decrease_with_depth(name):
         ("rf_detr_seg_s_coco", (384, 4, 100), range(264, 505, 24)),
         ("rf_detr_seg_m_coco", (432, 5, 200), range(312, 553, 24)),
         ("rf_detr_seg_l_coco", (504, 5, 200), range(384, 625, 24)),
+        ("rf_detr_keypoints_coco", (576, 4, 100), range(456, 697, 24)),
     ],
 )
 def test_sizes_of_rf_detr_are_those_of_the_original(name, settings, sizes):

@@ -74,6 +74,14 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "RFDETRKeypoints": (
+        dict(
+            num_keypoints=5,
+            neck=dict(type="C2fProjectionPair", in_features=["res4"], out_channels=16),
+            head=dict(type="RFDETRHead", num_cross_heads=2, num_decoder_layers=2, keypoint_classes=[2, 0], **LAYERS),
+        ),
+        {"query0"},
+    ),
     "RTDETRv2": (
         dict(
             neck=dict(

@@ -2,7 +2,7 @@
 https://arxiv.org/abs/2406.03459): a few layers on a single map of a plain transformer, without an encoder."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +23,19 @@ from vitkit.nn.deformable_transformer import (
 from vitkit.nn.detection import box_head, check_channels, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
+from vitkit.ops.keypoints import KEYPOINT_MAP
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
+
+if TYPE_CHECKING:
+    from vitkit.nn.query_keypoints import QueryKeypoints
 
 
 @HEADS.register
 class RFDETRHead(QueryHead):
     """Selects a box for each learned query, decodes the queries around these boxes, and predicts boxes relative to
-    them; optionally with a mask for each query.
+    them; optionally with a mask, or with keypoints, for each query.
 
     Groups of queries that exist only in training (`QueryGroups`) select their boxes with layers of their own.
 
@@ -42,9 +46,13 @@ class RFDETRHead(QueryHead):
         num_heads: number of heads of the self-attention; `num_cross_heads` of the attention to the image.
         num_points: number of locations that each of these samples on each map.
         masks: whether there is a mask for each query, at a quarter of the image's resolution (RF-DETR-Seg).
+        num_keypoints: number of keypoints of each object, which the model sets; None: there are none. They attend to
+            the neck's map "keypoints", if there is one (`C2fProjectionPair`).
+        keypoint_classes: labels of the objects with keypoints, each with points of its own; None: all, with the same
+            points.
     Raises:
-        ConfigError: a map does not have `d_model` channels, there are no queries or layers, or the stride of the only
-            map that masks are made from is not a multiple of 4.
+        ConfigError: a map does not have `d_model` channels, there are no queries or layers, the stride of the only
+            map that masks are made from is not a multiple of 4, there are masks and keypoints; see `QueryKeypoints`.
     """
 
     query_outputs = ("pred_logits", "pred_boxes", "reference_points")
@@ -67,6 +75,8 @@ class RFDETRHead(QueryHead):
         dropout: float = 0.0,
         num_decoder_layers: int = 3,
         masks: bool = False,
+        num_keypoints: int | None = None,
+        keypoint_classes: Sequence[int] | None = None,
     ):
         super().__init__()
         check_channels("RFDETRHead", feature_info, d_model)
@@ -76,12 +86,16 @@ class RFDETRHead(QueryHead):
             )
         self.d_model, self.num_classes, self.num_queries = d_model, num_classes, num_queries
         self.learned_channels = 4 + d_model
+        self.has_keypoints = num_keypoints is not None
+        if masks and self.has_keypoints:
+            raise ConfigError("RFDETRHead: masks=True and num_keypoints exclude each other.")
+        self.box_maps = [name for name in feature_info if not self.has_keypoints or name != KEYPOINT_MAP]
         self.proposals = self.make_proposals()
         self.query_embed = self.learned_vectors(num_queries)
         layers = [
             RFDETRDecoderLayer(
                 d_model,
-                len(feature_info),
+                len(self.box_maps),
                 num_heads=num_heads,
                 num_cross_heads=num_cross_heads,
                 num_points=num_points,
@@ -96,6 +110,24 @@ class RFDETRHead(QueryHead):
         if masks and len(feature_info) != 1:
             raise ConfigError(f"RFDETRHead: masks=True needs a single map; the neck returns {', '.join(feature_info)}.")
         self.add_masks("BlockMasks" if masks else None, feature_info, num_decoder_layers)
+        self.keypoint_head = None
+        if num_keypoints is not None:
+            from vitkit.nn.query_keypoints import QueryKeypoints  # heads without keypoints never import it
+
+            self.keypoint_head = QueryKeypoints(
+                d_model,
+                num_classes,
+                num_keypoints,
+                classes=keypoint_classes,
+                num_layers=num_decoder_layers,
+                num_levels=len(self.box_maps),
+                num_heads=num_heads,
+                num_cross_heads=num_cross_heads,
+                num_points=num_points,
+                dropout=dropout,
+            )
+            self.query_outputs = (*self.query_outputs, "pred_keypoints")
+            self.shared_outputs = (*self.shared_outputs, "keypoint_groups")
 
     def forward(
         self,
@@ -113,7 +145,7 @@ class RFDETRHead(QueryHead):
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """
-        levels = flatten_levels(features, None, padding_mask)
+        levels = flatten_levels({name: features[name] for name in self.box_maps}, None, padding_mask)
         if padding_mask is not None:
             *others, _ = levels
             levels = Levels(*others, valid_ratios=unpadded_fractions(padding_mask, len(levels.shapes)))
@@ -123,7 +155,8 @@ class RFDETRHead(QueryHead):
         queries = self.make_queries(self.query_embed.weight.expand(memory.shape[0], -1, -1), boxes[0])
         if added is not None:
             queries = added.join(queries, self, torch.cat(boxes[1:], dim=1) if boxes[1:] else None)
-        states = self.decoder(queries, memory, levels)  # for each layer (B, Q, d_model)
+        # For each layer (B, Q, d_model), and with keypoints (B, Q, points, d_model).
+        states, points = self.decoder(queries, memory, levels, self.keypoint_head, features.get(KEYPOINT_MAP))
         layers = [
             {
                 "pred_logits": self.class_embed(x),
@@ -139,6 +172,14 @@ class RFDETRHead(QueryHead):
             layers = [layer | factors for layer, factors in zip(layers, masks[len(selections) :])]
             if not self.training:
                 layers[-1]["pred_masks"] = mask_logits(layers[-1]["mask_embed"], layers[-1]["mask_features"])
+        if self.keypoint_head is not None:
+            add, predict = self.keypoint_head.with_keypoints, self.keypoint_head.predict
+            layers = [add(layer, predict(x, queries.references)) for layer, x in zip(layers, points)]
+            first = self.keypoint_head.predict_first
+            selections = [
+                add(selection, first(stage.keypoint_embed, selection.pop("states"), selection["pred_boxes"]))
+                for stage, selection in zip(stages, selections)
+            ]
         return {
             **layers[-1],
             # pred_logits (B, Q, num_classes), one sigmoid per class
@@ -146,13 +187,14 @@ class RFDETRHead(QueryHead):
             # reference_points (B, Q, 4), the boxes that all layers sampled in
             # and with masks, mask_embed (B, Q, C) and mask_features (B, C, h, w), and when not training their product,
             # pred_masks (B, Q, h, w) logits
+            # and with keypoints, pred_keypoints and keypoint_groups, see `QueryKeypoints.with_keypoints`
             "aux_outputs": layers[:-1],  # the same of each layer but the last, first layer first
             "training_outputs": list(selections),  # the predictions of each group's first stage, (B, Q, ...)
         }
 
     def make_proposals(self) -> "GroupSelection":
         """See `QueryHead`."""
-        return GroupSelection(self.d_model, self.num_classes)
+        return GroupSelection(self.d_model, self.num_classes, keypoints=self.has_keypoints)
 
     def learned_vectors(self, count: int) -> nn.Embedding:
         """Return the learned vectors of queries: 4 numbers that refine their boxes, initially 0, and their content."""
@@ -178,15 +220,29 @@ class RFDETRDecoder(nn.Module):
         init_deformable(self.layers)
         init_xavier(self.ref_point_head)
 
-    def forward(self, queries: Queries, memory: Tensor, levels: Levels) -> list[Tensor]:
-        """Return the normalized states (B, L, d_model) of the queries after each layer."""
-        x, states = queries.content, []
+    def forward(
+        self,
+        queries: Queries,
+        memory: Tensor,
+        levels: Levels,
+        keypoints: "QueryKeypoints | None" = None,
+        point_map: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the normalized states (B, L, d_model) of the queries after each layer, and those of their keypoints.
+
+        Args:
+            keypoints: what decodes the queries' keypoints in turn with the queries; None: there are none.
+            point_map: (B, d_model, h, w), which these attend to, of the memory's size; None: the memory.
+        """
+        x, states, point_states = queries.content, [], []
         reference_points = in_padded_maps(queries.references, levels.valid_ratios)
         # The original encodes boxes of padded maps, but makes all images square, without padding. Boxes of the image
         # make results independent of padding.
         codes = box_codes(queries.references[:, :, None], x.shape[-1])
         positions = self.ref_point_head(codes.to(x.dtype))
-        for layer in self.layers:
+        points = None if keypoints is None else keypoints.queries(x)
+        point_memory = memory if point_map is None else point_map.flatten(2).transpose(1, 2)
+        for i, layer in enumerate(self.layers):
             x = layer(
                 x,
                 memory,
@@ -197,8 +253,21 @@ class RFDETRDecoder(nn.Module):
                 bias=queries.bias,
                 num_parts=queries.num_parts,
             )
+            if points is not None:
+                x, points = keypoints.layers[i](
+                    x,
+                    points,
+                    point_memory,
+                    positions=positions,
+                    point_positions=keypoints.positions,
+                    reference_points=reference_points,
+                    shapes=levels.shapes,
+                    padding_mask=levels.padding_mask,
+                    bias=keypoints.bias,
+                )
+                point_states.append(points)
             states.append(self.norm(x))
-        return states
+        return states, point_states
 
 
 class RFDETRDecoderLayer(nn.Module):
@@ -265,13 +334,17 @@ class RFDETRDecoderLayer(nn.Module):
 class GroupSelection(nn.Module):
     """The first stage of a group of queries: these start from the boxes of the best locations."""
 
-    def __init__(self, d_model: int, num_classes: int):
+    def __init__(self, d_model: int, num_classes: int, *, keypoints: bool = False):
         super().__init__()
         self.enc_output = Linear(d_model, d_model)
         self.enc_output_norm = nn.LayerNorm(d_model)
         nn.init.xavier_uniform_(self.enc_output.weight)
         self.class_embed = class_head(d_model, num_classes)
         self.bbox_embed = box_head(d_model)
+        if keypoints:
+            from vitkit.nn.query_keypoints import QueryKeypoints
+
+            self.keypoint_embed = QueryKeypoints.make_embed(d_model)
 
     def forward(self, memory: Tensor, levels: Levels, num_queries: int) -> tuple[dict[str, Any], Tensor]:
         """Select the locations with the highest probability of any class.

@@ -15,7 +15,7 @@ from vitkit.errors import ConfigError
 from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
 from vitkit.protocols.criterion import Criterion
 from vitkit.registry import MATCHERS, Spec, nearest
-from vitkit.structures import DetectionTarget, Matches, QuerySet
+from vitkit.structures import OBJECT_FIELDS, DetectionTarget, Matches, QuerySet
 
 logger = logging.getLogger("vitkit")
 
@@ -301,7 +301,7 @@ def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[DetectionTarget]:
     """Return the targets with each object repeated `times` times."""
-    names = ("labels", "boxes_cxcywh", "masks", "positive_map")
+    names = (*OBJECT_FIELDS, "positive_map")
     return [
         {**target, **{name: torch.cat([target[name]] * times) for name in names if name in target}}
         for target in targets

@@ -50,6 +50,7 @@ class DensePredictionModel(ModelOnBackbone):
         backbone, neck, head: spec or module.
         num_classes: number of classes, in the form that the head takes; None for a head without classes.
         num_queries: for heads with queries, their number.
+        num_keypoints: for heads with keypoints, their number.
         training_queries: specs of queries that exist in training only, see `vitkit.training_queries`.
         isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
             so that results depend on the other images in the batch; official metrics include this. True prevents it: an
@@ -73,6 +74,7 @@ class DensePredictionModel(ModelOnBackbone):
         *,
         num_classes: int | None,
         num_queries: int | None = None,
+        num_keypoints: int | None = None,
         training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
     ):
@@ -89,7 +91,7 @@ class DensePredictionModel(ModelOnBackbone):
         in_features = with_defaults(self.neck, Neck).in_features
         if in_features is not None and not self.needs_all_features:
             with_defaults(self.backbone, Backbone).keep_features(in_features)
-        sizes = {"num_classes": num_classes, "num_queries": num_queries}
+        sizes = {"num_classes": num_classes, "num_queries": num_queries, "num_keypoints": num_keypoints}
         sizes = {name: size for name, size in sizes.items() if size is not None}
         self.head = HEADS.build(head, feature_info=self.neck.feature_info, **sizes)
         self.training_queries = None
@@ -241,7 +243,7 @@ class QueryDetector(Detector):
         nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
             them, as in the papers. It helps after short training, when queries still find objects twice; see
             configs/bccd/dino_r18.py.
-        options: `training_queries` and `isolate_padding`, see `DensePredictionModel`.
+        options: `num_keypoints`, `training_queries` and `isolate_padding`, see `DensePredictionModel`.
     Raises:
         ConfigError: a number is out of range; see `DensePredictionModel`.
     """

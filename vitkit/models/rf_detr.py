@@ -1,7 +1,7 @@
 """RF-DETR: backbone, neck, head (Robinson et al. 2025, https://arxiv.org/abs/2511.09554)."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +9,10 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.models.base import Part, QueryDetector
-from vitkit.ops.detections import BatchDetections
+from vitkit.ops.detections import BatchDetections, in_pixels
+from vitkit.ops.keypoints import keypoints_in_pixels, log_mean_variance
 from vitkit.registry import MODELS
+from vitkit.structures import KeypointDetections
 
 
 @MODELS.register
@@ -76,6 +78,79 @@ class RFDETRSeg(RFDETR):
         super().__init__(backbone, neck, head, num_queries=num_queries, num_detections=num_detections, **rest)
         if self.mask_head is None:
             raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
+
+
+@MODELS.register
+class RFDETRKeypoints(RFDETR):
+    """RF-DETR with keypoints of each query, the preview of the package rfdetr. Arguments are those of RFDETR, and
+
+    Args:
+        num_keypoints: number of keypoints of an object; a run sets its dataset's. To start from weights with another
+            number, use `--init-partial`: the vectors of the points are then newly initialized.
+        score_uncertainty: how much a detection's score falls with the uncertainty of its keypoints: the score s becomes
+            t / (1 + t), where t is s divided by the power `score_uncertainty` of their mean variance, and s for labels
+            without keypoints; 0: it stays s.
+    Raises:
+        ConfigError: `score_uncertainty` is negative; see `QueryKeypoints`.
+    """
+
+    def __init__(
+        self,
+        backbone: Part,
+        neck: Part,
+        head: Part,
+        *,
+        num_keypoints: int = 17,
+        num_queries: int = 100,
+        num_detections: int = 100,
+        score_uncertainty: float = 0.2,
+        **rest: Any,
+    ):
+        sizes = dict(num_keypoints=num_keypoints, num_queries=num_queries, num_detections=num_detections)
+        super().__init__(backbone, neck, head, **sizes, **rest)
+        if score_uncertainty < 0:
+            raise ConfigError(f"score_uncertainty={score_uncertainty}: expected a number from 0.")
+        self.score_uncertainty = score_uncertainty
+        self.returns = (*self.returns, "keypoints")
+        # Which labels have keypoints changes with the classes.
+        self.class_head = (*self.class_head, "head.keypoint_head.label_groups")
+        names = [name for name, _ in self.named_parameters()]
+        stages = {f"{name.partition('.keypoint_embed.')[0]}.keypoint_embed." for name in names if "_embed." in name}
+        self.new_parts = ("head.keypoint_head.", "neck.keypoints.", *sorted(stages))
+
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        best = super().detections(outputs)
+        if not self.score_uncertainty:
+            return best
+        predicted, has_points = self._points(outputs, best)
+        uncertainty = log_mean_variance(predicted).where(has_points, 0)
+        scores = torch.sigmoid(best.scores.log() - self.score_uncertainty * uncertainty)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        boxes_xyxy = best.boxes_xyxy.gather(1, order[..., None].expand(-1, -1, 4))
+        return BatchDetections(scores, best.labels.gather(1, order), boxes_xyxy, best.queries.gather(1, order))
+
+    def keypoints(self, outputs: Mapping[str, Tensor], detections: BatchDetections) -> Tensor:
+        """See `Model`; zeros for labels without keypoints."""
+        predicted, has_points = self._points(outputs, detections)
+        points = torch.cat((predicted[..., :2], predicted[..., 2:3].sigmoid()), dim=-1)
+        return points.where(has_points[..., None, None], 0)
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[KeypointDetections]:
+        """Return the detections of each image, in pixels of the original image, with keypoints (N, K, 3)."""
+        batch = self.detections(outputs)
+        sizes = torch.as_tensor(image_sizes, device=batch.scores.device).view(-1, 2)
+        points = keypoints_in_pixels(self.keypoints(outputs, batch), sizes)
+        return [KeypointDetections(**d, keypoints=p) for d, p in zip(in_pixels(batch, image_sizes), points)]
+
+    def _points(self, outputs: Mapping[str, Tensor], detections: BatchDetections) -> tuple[Tensor, Tensor]:
+        """Return what is predicted for the points of each detection, (B, N, K, 7), and whether its label has points,
+        (B, N) bool."""
+        predicted = outputs["pred_keypoints"].float()  # (B, Q, G, K, 7)
+        group = outputs["keypoint_groups"][detections.labels]
+        rows = detections.queries * predicted.shape[2] + group.clamp(min=0)
+        flat = predicted.flatten(1, 2)
+        index = rows[..., None, None].expand(-1, -1, *flat.shape[2:])
+        return flat.gather(1, index), group >= 0
 
 
 def is_group_head(name: str) -> bool:

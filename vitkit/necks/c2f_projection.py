@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.padding import zero_padding
+from vitkit.ops.keypoints import KEYPOINT_MAP
 from vitkit.registry import NECKS, nearest
 from vitkit.structures import FeatureInfo
 
@@ -92,4 +93,32 @@ class C2fProjection(nn.Module):
         for conv1, conv2 in self.blocks:
             parts.append(conv2(conv1(parts[-1], padding_mask), padding_mask))
         x = self.norm(self.conv2(torch.cat(parts, dim=1)))
-        return dict.fromkeys(self.feature_info, x)
+        return {next(iter(self.feature_info)): x}
+
+
+@NECKS.register
+class C2fProjectionPair(C2fProjection):
+    """Two projections of the same maps: one for boxes, and a second one for keypoints, the map "keypoints" (RF-DETR).
+
+    The arguments are those of `C2fProjection`.
+    """
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        out_channels: int,
+        *,
+        in_features: Sequence[str] | None = None,
+        num_blocks: int = 3,
+        isolate_padding: bool = False,
+    ):
+        options = dict(in_features=in_features, num_blocks=num_blocks, isolate_padding=isolate_padding)
+        super().__init__(feature_info, out_channels, **options)
+        self.keypoints = C2fProjection(feature_info, out_channels, **options)
+        (info,) = self.feature_info.values()
+        self.feature_info = self.feature_info | {KEYPOINT_MAP: info}
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Return both maps; arguments as for `C2fProjection`."""
+        (x,) = self.keypoints(features, padding_mask).values()
+        return super().forward(features, padding_mask) | {KEYPOINT_MAP: x}

@@ -43,6 +43,7 @@ class Model(nn.Module):
         Literal[
             "boxes_xyxy",
             "masks",
+            "keypoints",
             "semantic",
             "panoptic",
             "class_scores",
@@ -79,6 +80,8 @@ class Model(nn.Module):
     """Takes the outputs and returns detections of one shape for all images, so that an exported file can include them:
     scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the unpadded image, and the query that each detection is
     from, (B, N) int64; see `vitkit.ops.detections.BatchDetections`. None: it has none."""
+    keypoints: Callable[[Mapping[str, Any], Any], Tensor] | None = None
+    """Takes outputs and detections; returns their keypoints (B, N, K, 3), x and y in 0..1, and confidence; or None."""
     freeze_backbone: bool = False
     """Whether its backbone is not trained."""
     has_fixed_features: bool = False

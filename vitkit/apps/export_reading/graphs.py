@@ -14,6 +14,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.base import statistics_owner
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
+from vitkit.ops.keypoints import keypoints_in_pixels
 from vitkit.ops.masks import mask_logits
 from vitkit.protocols.model import Model, OffersExportGraph
 
@@ -22,7 +23,7 @@ Axes = Mapping[str, tuple[str | None, ...]]
 
 IMAGES: Axes = {"images": ("batch", None, "height", "width")}
 PADDED_IMAGES: Axes = {**IMAGES, "padding_mask": ("batch", "height", "width")}
-FROM_MODEL = ("logits", "pred_logits", "pred_boxes", "pred_masks", "pred_semantic")
+FROM_MODEL = ("logits", "pred_logits", "pred_boxes", "pred_masks", "pred_keypoints", "keypoint_groups", "pred_semantic")
 """The model outputs that `postprocess` reads."""
 
 
@@ -101,15 +102,19 @@ class DetectorGraph(ImageGraph):
     """A detector, whose graph also returns scores, labels (B, N) and boxes_xyxy (B, N, 4) in pixels of the original
     images.
 
-    Models with masks, pred_masks (B, Q, h, w), also return queries (B, N), the query that each detection is from.
+    Models with masks, pred_masks (B, Q, h, w), also return queries (B, N), the query that each detection is from. With
+    keypoints, these are (B, N, K, 3): x and y in pixels of the original images, and confidences.
     """
 
     axes = {**PADDED_IMAGES, "image_sizes": ("batch", None)}
 
     def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the detections of all images as the model's `postprocess` computes them."""
-        scores, labels, boxes_xyxy, queries = self.model.detections(outputs)
+        best = self.model.detections(outputs)
+        scores, labels, boxes_xyxy, queries = best
         detections = dict(scores=scores, labels=labels, boxes_xyxy=scale_boxes(boxes_xyxy, inputs["image_sizes"]))
+        if self.model.keypoints is not None:
+            detections["keypoints"] = keypoints_in_pixels(self.model.keypoints(outputs, best), inputs["image_sizes"])
         return detections | dict(queries=queries) if "pred_masks" in outputs else detections
 
 
