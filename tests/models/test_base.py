@@ -81,6 +81,9 @@ DENSE_MODELS = {
     ),
     "rf_detr": dict(type="RFDETR", neck=C2F, head=RF_DETR_HEAD, num_queries=2),
     "rf_detr_seg": dict(type="RFDETRSeg", neck=C2F, head=dict(RF_DETR_HEAD, masks=True), num_queries=2),
+    "rf_detr_keypoints": dict(
+        type="RFDETRKeypoints", neck=dict(C2F, type="C2fProjectionPair"), head=RF_DETR_HEAD, num_queries=2
+    ),
     "rt_detr_v2": dict(
         type="RTDETRv2",
         neck=dict(
@@ -196,7 +199,7 @@ def in_a_batch(image, height, width):
 
 def assert_same(alone, together):
     """Check that the first image's predictions are equal; maps in the batch may extend into the padding."""
-    for name in ("pred_logits", "pred_boxes", "pred_masks", "pred_semantic"):
+    for name in ("pred_logits", "pred_boxes", "pred_masks", "pred_keypoints", "pred_semantic"):
         if name in alone:
             expected = alone[name][0]
             got = together[name][0][tuple(slice(n) for n in expected.shape)]

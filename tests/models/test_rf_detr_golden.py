@@ -112,6 +112,26 @@ def test_inference_and_results_equal_the_original(case, model):
 
 
 @pytest.mark.parametrize("variant", ["objects", "one_empty"])
+def test_matchings_with_keypoints_equal_the_original(case, model, variant):
+    if case.name != "rf_detr_keypoints":
+        pytest.skip("their terms show it")
+    targets = targets_of(case, variant)
+    with torch.no_grad():
+        outputs = model.train()(images(case), None, targets)
+    main, first = CRITERIA.build(KEYPOINTS).match(outputs, targets)
+    layers = {"": (main, 0), "_0": (main, 1), "_enc": (first, 0)}
+    indices = case.losses[variant]["indices"]
+    assert indices.keys() == layers.keys()
+    for suffix, (sets, layer) in layers.items():
+        for image, (theirs, objects) in enumerate(indices[suffix]):
+            pairs = []
+            for group in range(case.meta["settings"]["groups"]):
+                query, target = sets.matches[group * len(sets.prefixes) + layer][image]
+                pairs += zip((query + group * case.meta["settings"]["queries"]).tolist(), target.tolist())
+            assert sorted(pairs) == sorted(zip(theirs.tolist(), objects.tolist())), (suffix, image)
+
+
+@pytest.mark.parametrize("variant", ["objects", "one_empty"])
 def test_losses_and_gradients_equal_the_original(case, model, variant, monkeypatch):
     criterion = CRITERIA.build(CRITERION_OF[case.name])
     if case.name == "rf_detr_seg":

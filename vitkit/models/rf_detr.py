@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.models.base import Part, QueryDetector
-from vitkit.ops.detections import BatchDetections, in_pixels
+from vitkit.ops.detections import BatchDetections, in_pixels, with_scores
 from vitkit.ops.keypoints import keypoints_in_pixels, log_mean_variance
 from vitkit.registry import MODELS
 from vitkit.structures import KeypointDetections
@@ -124,10 +124,7 @@ class RFDETRKeypoints(RFDETR):
             return best
         predicted, has_points = self._points(outputs, best)
         uncertainty = log_mean_variance(predicted).where(has_points, 0)
-        scores = torch.sigmoid(best.scores.log() - self.score_uncertainty * uncertainty)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        boxes_xyxy = best.boxes_xyxy.gather(1, order[..., None].expand(-1, -1, 4))
-        return BatchDetections(scores, best.labels.gather(1, order), boxes_xyxy, best.queries.gather(1, order))
+        return with_scores(best, torch.sigmoid(best.scores.log() - self.score_uncertainty * uncertainty))
 
     def keypoints(self, outputs: Mapping[str, Tensor], detections: BatchDetections) -> Tensor:
         """See `Model`; zeros for labels without keypoints."""
@@ -146,7 +143,7 @@ class RFDETRKeypoints(RFDETR):
         """Return what is predicted for the points of each detection, (B, N, K, 7), and whether its label has points,
         (B, N) bool."""
         predicted = outputs["pred_keypoints"].float()  # (B, Q, G, K, 7)
-        group = outputs["keypoint_groups"][detections.labels]
+        group = outputs["keypoint_groups"].long()[detections.labels]  # of an exported file: float
         rows = detections.queries * predicted.shape[2] + group.clamp(min=0)
         flat = predicted.flatten(1, 2)
         index = rows[..., None, None].expand(-1, -1, *flat.shape[2:])

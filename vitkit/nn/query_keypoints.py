@@ -118,14 +118,14 @@ class ConditionedQueries(nn.Module):
     def __init__(self, d_model: int, count: int):
         super().__init__()
         self.queries = nn.Parameter(torch.empty(count, d_model))
-        self.norm = nn.LayerNorm(d_model, elementwise_affine=False)
         self.modulation = nn.Sequential(Linear(d_model, d_model), nn.GELU(), Linear(d_model, 3 * d_model))
         self.proj = Linear(d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, Q, d_model) -> (B, Q, count, d_model)."""
         scale, shift, gate = self.modulation(x)[:, :, None].chunk(3, dim=-1)
-        return self.proj((1 + scale) * self.norm(self.queries) + shift) * gate + self.queries
+        normalized = F.layer_norm(self.queries, self.queries.shape[1:])
+        return self.proj((1 + scale) * normalized + shift) * gate + self.queries
 
 
 class KeypointLayer(nn.Module):

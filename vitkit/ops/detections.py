@@ -67,9 +67,14 @@ def suppress_duplicates(detections: BatchDetections, iou: float | None) -> Batch
     """
     if iou is None:
         return detections
-    scores, labels, boxes_xyxy, queries = detections
-    scores = scores.masked_fill(duplicates(boxes_xyxy, labels, iou=iou), 0.0)
-    scores, order = scores.topk(scores.shape[1], dim=1)
+    are_duplicates = duplicates(detections.boxes_xyxy, detections.labels, iou=iou)
+    return with_scores(detections, detections.scores.masked_fill(are_duplicates, 0.0))
+
+
+def with_scores(detections: BatchDetections, scores: Tensor) -> BatchDetections:
+    """Return detections with other scores (B, N), the best first."""
+    _, labels, boxes_xyxy, queries = detections
+    scores, order = scores.topk(scores.shape[1], dim=1)  # ONNX's exporter has no stable sort
     return BatchDetections(scores, labels.gather(1, order), _gather_boxes(boxes_xyxy, order), queries.gather(1, order))
 
 

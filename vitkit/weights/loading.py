@@ -150,7 +150,7 @@ def load_weights(
     if new_class_head:
         _match_tokens(model, state, expected, checkpoint.get("vocabularies"))
     origin = describe_run(checkpoint) or (official and converters.describe(stored, official))
-    if not partial and not _is_of_another_model(state, expected):
+    if not partial and not _is_of_another_model(model, state, expected):
         _check_variant(name, model, state, expected)
     elif not partial and strict:
         report.compare(state, expected)
@@ -222,9 +222,10 @@ def _class_head_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(inspect.getattr_static(model, "class_head", ()))
 
 
-def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Whether most of the model's entries outside its backbone are missing."""
-    keys = [key for key in expected if not key.startswith("backbone.")]
+def _is_of_another_model(model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether most of the model's entries are missing outside its backbone, and the parts that may be."""
+    optional = ("backbone.", *(model.new_parts if isinstance(model, Model) else ()))
+    keys = [key for key in expected if not key.startswith(optional)]
     return sum(key in state for key in keys) < 0.5 * len(keys)
 
 
@@ -370,7 +371,7 @@ def _mismatch(
     ]
     if origin:
         lines.append(f"It seems to be {origin}.")
-    if common < 0.5 * len(expected) or _is_of_another_model(state, expected):
+    if common < 0.5 * len(expected) or _is_of_another_model(model, state, expected):
         lines.append(
             "That is another model's checkpoint: use the config that it belongs to (model_zoo/models.md names those of "
             "official ones), or a checkpoint of this one."

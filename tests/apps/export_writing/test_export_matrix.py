@@ -79,6 +79,7 @@ MODELS = {  # name: (config, overrides)
     "ECDet": ("ecdet_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
     "RF-DETR": ("rf_detr_n_coco", RF_DETR),
     "RF-DETR-Seg": ("rf_detr_seg_n_coco", RF_DETR),
+    "RF-DETR, keypoints": ("rf_detr_keypoints_coco", RF_DETR),
     "MaskFormer": ("quickstart/maskformer_semantic", []),
     "Mask2Former": ("quickstart/mask2former_instance", []),
     "EoMT": ("quickstart/eomt", []),
@@ -99,6 +100,7 @@ OVER_TOLERANCE = {
         "D-FINE",
         "RF-DETR",
         "RF-DETR-Seg",
+        "RF-DETR, keypoints",
         *DEIMV2S,
         "ECDet",
     )

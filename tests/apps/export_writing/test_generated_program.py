@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from helpers.small_exports import IMAGES, WITHOUT_TORCH, noise, predictor_of
+from helpers.small_exports import IMAGES, WITHOUT_TORCH, export, noise, predictor_of
 from PIL import Image, UnidentifiedImageError
 
 from vitkit import build_model, load_config
@@ -17,6 +17,7 @@ from vitkit.apps.export_reading.graphs import image_graph
 from vitkit.apps.export_writing.metadata import resize_of
 from vitkit.apps.inference import load
 from vitkit.apps.visualization.canvas import class_color
+from vitkit.data.synthetic.world import SHAPE_KEYPOINTS, World
 from vitkit.io.channel_files import read_channels
 from vitkit.io.folders import OUTPUT_LIST, is_output
 from vitkit.io.image_files import FORMATS, read_image
@@ -229,6 +230,29 @@ def test_generated_program_finds_the_instances_of_rf_detr():
     assert np.allclose(case.results["scores"], expected["scores"]) and len(expected["masks"]) == 12
     assert np.allclose(case.results["boxes_xyxy"], expected["boxes_xyxy"], atol=1e-3)
     assert np.array_equal(case.results["masks"], expected["masks"])
+
+
+def test_file_and_generated_program_return_the_keypoints_of_the_model(tmp_path):
+    overrides = ["model.head.num_decoder_layers=1", "model.training_queries=[]", "model.num_classes=6"]
+    world = World(image_size=64)
+    predictor, cfg = predictor_of("quickstart/keypoints", overrides, keypoint_info=SHAPE_KEYPOINTS)
+    for name, parameter in predictor.model.head.named_parameters():
+        if parameter.dim() > 1 or "keypoint" in name:
+            torch.nn.init.normal_(parameter, std=0.2)  # points and scores that differ
+    export(predictor, cfg, tmp_path / "a.onnx", size=(64, 64))
+    for number in (0, 1):
+        image = world.scene(number).image
+        expected = predictor(image, threshold=0.0)
+        of_file = load(tmp_path / "a.onnx")(image, threshold=0.0)
+        of_program = onnx_runner.Runner(tmp_path / "a.onnx", 0.0)(image)
+        assert expected.keypoints.shape == (10, 4, 3) and len({*expected.labels.tolist()}) > 1
+        assert of_file.keypoint_info == SHAPE_KEYPOINTS
+        for found in (of_file.keypoints, of_program["keypoints"]):
+            np.testing.assert_allclose(found, expected.keypoints, atol=1e-2)
+        np.testing.assert_allclose(of_program["scores"], expected.scores, atol=1e-5)
+    drawn = np.asarray(onnx_runner.draw(image, of_program))
+    assert np.asarray(onnx_runner.draw(image, {**of_program, "keypoints": []})).tolist() != drawn.tolist()
+    json.dumps(onnx_runner.to_json(of_program))
 
 
 def test_exported_semantic_map_equals_that_of_the_model_at_image_size():

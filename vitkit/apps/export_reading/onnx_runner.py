@@ -32,8 +32,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")  # others of Pill
 class Runner:
     """An exported model; called with an image (a file, a Pillow image or an array) or, if it translates, with a text.
 
-    It returns, by task, labels, names and scores, and for objects also boxes_xyxy and masks; semantic; panoptic and
-    segments_info; or text. Boxes and maps are in pixels of the image. Without a threshold, the lowest score of objects
+    It returns, by task, labels, names and scores, and for objects also boxes_xyxy, masks, and keypoints (x, y and
+    confidence of each); semantic; panoptic and segments_info; or text. Boxes, points and maps are in pixels of the
+    image. Without a threshold, the lowest score of objects
     is that of the file; it may be a number, or a dictionary by class name, in which "*" is that of all others. A
     text-prompted detector also takes what to look for: phrases, as a list or as a text in which dots separate them.
     They are its labels; without a text, the classes that it was trained on.
@@ -152,6 +153,8 @@ class Runner:
         result = self.name_classes(labels[chosen], scores[chosen])
         if "instance" in settings["tasks"]:
             result["masks"] = [masks[i] for i in chosen]
+        if "keypoints" in outputs:
+            result["keypoints"] = outputs["keypoints"][chosen]
         boxes = outputs["boxes_xyxy"][chosen] if "boxes_xyxy" in outputs else [box_around(masks[i]) for i in chosen]
         return result | {"boxes_xyxy": np.array(boxes, np.float32).reshape(-1, 4)}
 
@@ -461,6 +464,9 @@ def draw(image, result):
         # Inside the image, which boxes may leave.
         corner = [max(2, min(float(x) + 4, side - size)) for x, side, size in zip(box, drawn.size, extent)]
         pen.text(tuple(corner), line, **outlined)
+    for points, label in zip(result.get("keypoints", ()), labels):
+        for x, y in points[points[:, 2] >= 0.5, :2].tolist():
+            pen.ellipse((x - 3, y - 3, x + 3, y + 3), fill=color_of(int(label) + 1), outline="white")
     pen.text((4, 4), result.get("text", "" if "boxes_xyxy" in result else "\n".join(lines)), **outlined)
     return drawn
 

@@ -173,7 +173,7 @@ def differences(
     return [OutputDifference(name, value, tolerance) for name, value in largest.items()]
 
 
-_DETECTIONS = ("labels", "boxes_xyxy", "queries")
+_DETECTIONS = ("labels", "boxes_xyxy", "queries", "keypoints")
 _BOUND = 1e4
 """Logits beyond this count as equal to it where queries are assigned."""
 _ROUNDING = 1e-6
