@@ -486,8 +486,9 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     """Run a model whose queries attend to sampled points on an image (H, W, 3) uint8 RGB."""
     model = predictor.model
     view = record(predictor, image, SamplingRecorder(model.head.decoder))
-    strides = [info.stride for info in model.neck.feature_info.values()]
     levels = [attention.levels for attention in decoder_layers(model)]
+    # Maps after the last level are not for queries.
+    strides = [info.stride for info in model.neck.feature_info.values()][: 1 + max(max(numbers) for numbers in levels)]
     rounds = attention_layers(model).rounds_padding
     covered = [view.compute_covered_at(name) if rounds else view.covered for name in view.feature_sizes]
     queries = QueryPredictions.of(view)
