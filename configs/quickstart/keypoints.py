@@ -4,7 +4,8 @@ The points are the highest, rightmost, lowest and leftmost of each shape. A ResN
 weights, two decoder layers, and four groups of queries.
 
 Run:  python tools/train.py configs/quickstart/keypoints.py
-Here: not yet run.
+Here: keypoint AP 0.466 and AP50 0.659, PCK 0.737, box AP 0.691 (one run, still rising at its end); 15.6 processor
+      minutes, one thread.
 """
 
 from vitkit.configs.quickstart.detr import config as detr
@@ -33,5 +34,5 @@ def config():
     cfg["data"]["train"]["transforms"]["transforms"] = [dict(type="HorizontalFlip", p=0.5)]
     cfg["optimizer"] |= dict(lr=2e-3, lr_multipliers={"sampling_offsets": 0.1})
     cfg["evaluator"]["iou_types"] = ["keypoints", "bbox"]
-    cfg["train"] |= dict(epochs=5, best_metric="keypoints/AP")
+    cfg["train"] |= dict(epochs=4, best_metric="keypoints/AP")
     return cfg

@@ -11,7 +11,7 @@ import vitkit
 from tests.helpers.every_model import DENSE, RESNET
 from vitkit import build_model, load_config
 from vitkit.engine.hooks import Hook
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.model_zoo.converters.rf_detr import OFFICIAL
 from vitkit.ops.keypoints import gaussian_keypoint_terms, log_mean_variance
 from vitkit.registry import CRITERIA
@@ -79,6 +79,14 @@ def test_an_object_with_points_is_trained_beside_one_without():
     assert losses["keypoint_l1"] > 0 and all(torch.isfinite(loss) for loss in losses.values())
     unused = [n for n, p in model.head.keypoint_head.named_parameters() if p.grad is None]
     assert not unused and model.neck.keypoints.conv1.conv.weight.grad.abs().sum() > 0
+
+
+def test_targets_with_other_keypoints_are_named():
+    model, criterion = build(num_keypoints=4).train(), CRITERIA.build(CRITERION)
+    pixels, padding_mask, targets = batch([[2, 1, 0, 2, 0]])
+    with pytest.raises(DataError, match="image 0: its objects have 5 keypoints, and the model predicts 4"):
+        criterion(model(pixels, padding_mask), targets)
+    assert "keypoints" in criterion.needs_targets  # so that data without any are refused before the first step
 
 
 def test_terms_by_hand():

@@ -23,10 +23,14 @@ class BoxKeypointCriterion(SetCriterion):
 
     Outputs have pred_keypoints (B, Q, G, K, 7) and keypoint_groups (C,), see `QueryKeypoints.with_keypoints`; targets
     keypoints (N, K, 3) in pixels of the unpadded image, whose size is their `image_size`.
+
+    Raises:
+        DataError: a target has another number of keypoints than the model.
     """
 
     terms = ("labels", "l1", "giou", "keypoint_l1", "keypoint_findable", "keypoint_visible", "keypoint_nll")
     needs_outputs = ("pred_logits", "pred_boxes", "pred_keypoints")
+    further_targets = ("keypoints",)
 
     def further_losses(self, sets: SetLayers, matched: MatchedLayers, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the weighted losses of the keypoints."""

@@ -51,6 +51,8 @@ class SetCriterion(MatchedCriterion):
     terms = ("labels", "l1", "giou")
     mask_terms = ("mask", "dice")
     needs_outputs = ("pred_logits", "pred_boxes")
+    further_targets: Sequence[str] = ()
+    """Fields of targets that a subclass also needs."""
 
     def __init__(
         self,
@@ -85,7 +87,8 @@ class SetCriterion(MatchedCriterion):
                 f"matcher.activation={self.matcher.activation!r} is for other logits than class_loss={class_loss!r}: "
                 f"expected {self.class_activation!r}."
             )
-        self.needs_targets = ("labels", "boxes_cxcywh", *(["masks"] if "mask" in weights else []))
+        masks = ["masks"] if "mask" in weights else []
+        self.needs_targets = ("labels", "boxes_cxcywh", *masks, *self.further_targets)
         self.class_loss = class_loss
         if federated_classes is not None and (class_loss == "cross_entropy" or federated_classes < 1):
             raise ConfigError(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import DataError
 from vitkit.structures import DetectionTarget
 
 KEYPOINT_MAP = "keypoints"
@@ -22,13 +23,22 @@ class KeypointLabels(NamedTuple):
 
 
 def relative_keypoints(target: DetectionTarget, num_keypoints: int) -> KeypointLabels:
-    """Return the keypoints of an image's objects; none is labeled if the target has none."""
+    """Return the keypoints of an image's objects; none is labeled if the target has none.
+
+    Raises:
+        DataError: there is another number of them than the model predicts.
+    """
     boxes = target["boxes_cxcywh"].float()
     areas = boxes[:, 2] * boxes[:, 3]
     if "keypoints" not in target:
         return KeypointLabels(boxes.new_zeros(len(boxes), num_keypoints, 3), areas)
     height, width = (int(side) for side in target["image_size"])
     points = target["keypoints"].float()
+    if points.shape[1] != num_keypoints:
+        raise DataError(
+            f"image {target.get('image_id')}: its objects have {points.shape[1]} keypoints, and the model predicts "
+            f"{num_keypoints}. Set model.num_keypoints to those of the data, as a run does."
+        )
     return KeypointLabels(points / points.new_tensor([width, height, 1]), areas)
 
 
