@@ -34,7 +34,8 @@ WORDS = {
         fusion_dropout=0.3,
     ),
     "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2, masks="BlockMasks"),
-    "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False),
+    "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False)
+    | dict(num_keypoints=5, keypoint_classes=[2, 0]),
     "RTDETRv2Head": dict(
         LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete", masks="BlockMasks"
     ),
@@ -64,6 +65,7 @@ WORDS = {
         out_channels=32, in_features=["res4", "res5"], num_levels=3, num_groups=8, isolate_padding=True
     ),
     "C2fProjection": dict(out_channels=8, in_features=["res4"], num_blocks=2, isolate_padding=True),
+    "C2fProjectionPair": dict(out_channels=8, in_features=["res4"], num_blocks=2, isolate_padding=True),
     "HybridEncoder": dict(
         out_channels=32,
         in_features=["res4", "res5"],

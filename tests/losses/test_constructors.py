@@ -13,8 +13,17 @@ MASK_MATCHER = dict(
 )
 BOX_MASK_MATCHER = dict(BOX_MATCHER, type="HungarianBoxMaskMatcher", cost_mask=4.0, cost_dice=6.0, pixels_per_point=13)
 BOX_MASK_MATCHER |= dict(mask_cost="focal", point_padding="zeros")
+POINT_MATCHER = dict(BOX_MATCHER, type="HungarianBoxKeypointMatcher", cost_keypoint_l1=0.3, cost_keypoint_findable=0.4)
+POINT_MATCHER |= dict(cost_keypoint_visible=0.6, cost_keypoint_nll=0.7)
 TOKEN_MATCHER = dict(type="TokenMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=3.0, label_cost="prompt")
-MATCHER_SPECS = [BOX_MATCHER, BOX_MASK_MATCHER, MASK_MATCHER, TOKEN_MATCHER, dict(type="FixedMaskMatcher")]
+MATCHER_SPECS = [
+    BOX_MATCHER,
+    BOX_MASK_MATCHER,
+    POINT_MATCHER,
+    MASK_MATCHER,
+    TOKEN_MATCHER,
+    dict(type="FixedMaskMatcher"),
+]
 CRITERION_SPECS = [
     dict(
         type="SetCriterion",
@@ -46,6 +55,15 @@ CRITERION_SPECS = [
         oversample=2.5,
         importance=0.65,
         point_padding="zeros",
+    ),
+    dict(
+        type="BoxKeypointCriterion",
+        matcher=POINT_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0)
+        | dict(keypoint_l1=0.3, keypoint_findable=0.4, keypoint_visible=0.6, keypoint_nll=0.7),
+        class_loss="iou_aware",
+        focal_alpha=0.65,
+        focal_gamma=1.5,
     ),
     dict(
         type="DFINECriterion",
@@ -121,7 +139,7 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
         # One whose loss is all that there is to say has none.
         assert isinstance(criterion, Criterion) and (criterion.meters or spec["type"] == "ReconstructionLoss")
         is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion", "DFINEMaskCriterion")
-        is_sigmoid |= spec["type"] == "GroundingCriterion"
+        is_sigmoid |= spec["type"] in ("GroundingCriterion", "BoxKeypointCriterion")
         assert criterion.class_activation == ("sigmoid" if is_sigmoid else None)
     assert dict(Criterion().meters) == {}
 
