@@ -29,6 +29,7 @@ class PointCriterion(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     for registry, part in ((MODELS, PointModel), (CRITERIA, PointCriterion)):
+        registry.names()  # imports all, which would otherwise be registered for this test alone
         monkeypatch.setattr(registry, "_constructors", {**registry._constructors, part.__name__: part})
 
 
