@@ -49,7 +49,7 @@ EXPECTED = {
     "instances_bbox_of_400_digits": "annotation 1 .*has bbox",
     "instances_bbox_area_is_infinite": "annotation 1 .*has bbox",
     "instances_category_is_true": "annotation 1 .*has category_id True",
-    "instances_category_is_fractional": r"annotation 1 .*has category_id 3\.0",
+    "instances_category_is_fractional": r"annotation 1 .*has category_id 3\.5",
     "instances_number_of_5000_digits": "a number that is too long",
     "instances_nested_20000_deep": r"nests lists too deep|segmentation \[\[\[",
     "instances_file_name_is_half_a_character": "image 10 .*has file_name",

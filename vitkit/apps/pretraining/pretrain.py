@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, 
 from vitkit.apps.pretraining.plan import PLAN, Plan, PretrainChoice, PretrainRequest, config_text, make_shown_dataset
 from vitkit.apps.pretraining.report import write_pretraining_report
 from vitkit.apps.starter.child_runs import StepCost
-from vitkit.apps.starter.timed_run import CONFIG, make_free_folder, time_settings, train_in_time
+from vitkit.apps.starter.timed_run import CONFIG, is_free, make_free_folder, time_settings, train_in_time
 from vitkit.apps.training.checking import check_training
 from vitkit.apps.visualization.curves import read_log
 from vitkit.config import load_config
@@ -123,8 +124,8 @@ def pretrain(
         try:
             plan = make_plan(request, folder, device)
         except VitkitError:
-            with suppress(OSError):  # it has contents, such as a list of what was wrong
-                folder.rmdir()
+            if is_free(folder):  # otherwise it has contents, such as a list of what was wrong
+                shutil.rmtree(folder, ignore_errors=True)
             raise
     try:
         if not plan.choice.step_minutes:
