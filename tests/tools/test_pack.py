@@ -19,7 +19,7 @@ def test_a_folder_is_packed_and_the_next_step_said(folder, tmp_path, capsys):
     pack.main(["shapes", "out", "--shard-size", "20k"])
     shards = {path.name for path in (tmp_path / "out").glob("*.tar")} - {"files.tar"}
     assert len(shards) > 1 and all((tmp_path / "out" / shard).stat().st_size <= 20 << 10 for shard in shards)
-    assert f"wrote out: 12 images in {len(shards)} shards (0.00 GB), 7 other files; train on it with data.root=out" in (
+    assert f"wrote out: 12 images in {len(shards)} shards (0.00 GB), 9 other files; train on it with data.root=out" in (
         capsys.readouterr().out
     )
     others = {"pack.json", "names.npy", "members.npy", "files.tar"}

@@ -137,9 +137,12 @@ class _Pipeline:
             masks = np.asarray(result["masks"])[rows]
         elif masks is not None:
             masks = masks[rows] if is_lazy else np.zeros((0, *image.shape[:2]), np.uint8)
-        moved = sample if sample.keypoints is None else _with_points(sample, result["keypoints"], image.shape[:2])
-        moved = moved._replace(image=image, masks=None, segment_map=result.get("mask")).select(rows)
-        return moved._replace(boxes_xyxy=boxes[:, :4].astype(np.float32), masks=masks)
+        boxes_xyxy, segment_map = boxes[:, :4].astype(np.float32), result.get("mask")
+        if sample.keypoints is None:
+            return AnnotatedImage(image, boxes_xyxy, sample.labels[rows], masks, segment_map)
+        moved = _with_points(sample, result["keypoints"], image.shape[:2])
+        moved = moved._replace(image=image, masks=None, segment_map=segment_map).select(rows)
+        return moved._replace(boxes_xyxy=boxes_xyxy, masks=masks)
 
     def _apply_lazily(
         self, image: LazyImage, bboxes: np.ndarray, keypoints: np.ndarray | None = None
