@@ -5,8 +5,8 @@ classifier, a captioner, a detector or a mask model. A click shows the encoder's
 attention of the query whose box or mask covers the point; for a captioner, the attention of each word; for a
 text-prompted detector, also what the query reads in --text and the probability of each word.
 
-The page is served only on this machine (see --host), loads nothing from elsewhere and reports nothing. Its images are
-in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install 'vitkit[demo]'.
+The page is served only on this machine (see --host), answers no other website, loads nothing from elsewhere and reports
+nothing. Its images are in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install 'vitkit[demo]'.
 
 Examples:
     vitkit demo detr_r50

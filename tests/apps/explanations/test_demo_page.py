@@ -1,5 +1,6 @@
 """The demo's page: its event handlers without a browser; and the full page in one, if it is installed."""
 
+import asyncio
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import struct
 import sys
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 import zlib
 from contextlib import suppress
@@ -22,7 +24,7 @@ from helpers.every_model import IMAGE, PROMPT, dense_model
 from PIL import Image
 
 from vitkit import build_model, load_config
-from vitkit.apps.explanations.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
+from vitkit.apps.explanations.demo_page import HINT, Demo, Handlers, OwnAddressOnly, point_in, tasks_of, text_of
 from vitkit.apps.inference import MaskFiller, Predictor, Translator, load
 from vitkit.config import save_config
 from vitkit.errors import ConfigError
@@ -318,6 +320,103 @@ def served(detr, tmp_path, monkeypatch, free_port):
     yield serve
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, interrupt)
+
+
+def respond(host, headers, kind="http", server="127.0.0.1"):
+    """Return the status and the text of the response to a request to a page that is served on a host."""
+    sent = []
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"page"})
+
+    async def send(message):
+        sent.append(message)
+
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": kind, "headers": raw, "server": (server, 7860)}
+    asyncio.run(OwnAddressOnly(answer, host)(scope, None, send))
+    return (sent[0]["status"], sent[1]["body"].decode()) if kind == "http" else sent
+
+
+@pytest.mark.parametrize(
+    ("served_on", "asked", "server"),
+    [
+        ("127.0.0.1", "127.0.0.1:7860", "127.0.0.1"),
+        ("127.0.0.1", "localhost:7860", "127.0.0.1"),
+        ("127.0.0.1", "localhost:9000", "127.0.0.1"),  # a port that SSH forwards
+        ("localhost", "LocalHost.:7860", "127.0.0.1"),
+        ("::1", "[::1]:7860", "::1"),
+        ("[::1]", "localhost:7860", "::1"),
+        ("lab7", "lab7:7860", "10.0.0.5"),
+        ("lab7", "10.0.0.5:7860", "10.0.0.5"),
+        ("10.0.0.5", "10.0.0.5:7860", "10.0.0.5"),
+        ("0.0.0.0", "10.0.0.5:7860", "172.17.0.2"),  # a container's port
+        ("0.0.0.0", socket.gethostname(), "10.0.0.5"),
+        ("::", "[fe80::1]:7860", "fe80::2"),
+    ],
+)
+def test_page_answers_on_its_own_address_to_itself(served_on, asked, server):
+    assert respond(served_on, {"host": asked}, server=server) == (200, "page")
+    assert respond(served_on, {"host": asked, "origin": f"http://{asked}"}, server=server) == (200, "page")
+
+
+@pytest.mark.parametrize(
+    ("served_on", "asked"),
+    [
+        ("127.0.0.1", "evil.example:7860"),
+        ("127.0.0.1", "127.0.0.1.evil.example"),
+        ("127.0.0.1", "localhost@evil.example"),
+        ("127.0.0.1", "[127.0.0.1"),
+        ("127.0.0.1", "10.0.0.5:7860"),
+        ("127.0.0.1", ""),
+        ("0.0.0.0", "evil.example:7860"),
+        ("lab7", "localhost:7860"),
+    ],
+)
+def test_a_foreign_host_is_refused_in_one_sentence(served_on, asked):
+    status, text = respond(served_on, {"host": asked})
+    assert status == 400 and text.startswith(f"This page is served on {served_on}, not on {asked!r}. Start vitkit demo")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", "http://localhost:7860", "http://127.0.0.1:8888", "http://127.0.0.1:7860.evil"],
+)
+def test_a_page_of_another_origin_is_refused(origin):
+    headers = {"host": "127.0.0.1:7860", "origin": origin}
+    status, text = respond("127.0.0.1", headers)
+    assert status == 403 and text == f"This page answers only requests from itself, not from a page of {origin!r}.\n"
+    assert respond("127.0.0.1", headers, kind="websocket")[0]["type"] == "websocket.close"
+
+
+def visit_as(url, host=None, origin=None, method="GET"):
+    """Return the status, the headers and the text of a response to a browser's request."""
+    headers = {"Host": host, "Origin": origin, "Access-Control-Request-Method": origin and "POST"}
+    request = urllib.request.Request(
+        url, headers={name: value for name, value in headers.items() if value is not None}, method=method
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, dict(answer.headers), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), error.read().decode()
+
+
+def test_page_refuses_other_websites(served):
+    def visit(url):
+        foreign = dict(origin="https://evil.example")
+        preflight = visit_as(url, **foreign, method="OPTIONS")
+        rebound = visit_as(url, host="evil.example", origin="http://evil.example", method="OPTIONS")
+        return visit_as(url), visit_as(url, origin=url[:-1]), visit_as(url, **foreign), preflight, rebound
+
+    page, own, foreign, preflight, rebound = served(visit)
+    assert page[0] == own[0] == 200 and "<html" in page[2]
+    for status, headers, text in (foreign, preflight):
+        assert status == 403 and text.startswith("This page answers only requests from itself, not from a page of ")
+        assert not any(name.lower().startswith("access-control") for name in headers)
+    assert rebound[0] == 400 and "not on 'evil.example'" in rebound[2]
 
 
 def test_page_is_served_only_locally_and_ends_at_ctrl_c(served, capsys):

@@ -1,12 +1,16 @@
 """The page of `vitkit demo`: the layout and the events of its controls."""
 
 import html
+import ipaddress
 import itertools
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import torch
 from PIL import Image
@@ -284,9 +288,89 @@ def _click_of(gr: ModuleType, handlers: Handlers, is_drawn: bool) -> Callable[..
     return on_click
 
 
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class OwnAddressOnly:
+    """An ASGI application that passes on requests to the page's own address, from its own page or from no page.
+
+    Any website that is open in a visitor's browser can send requests to this machine, and reads the answers if a name
+    of its own leads here (DNS rebinding) or if the server allows its origin. The Host and Origin headers, which a
+    browser sets itself, tell such requests.
+
+    Args:
+        app: the ASGI application that answers.
+        host: the name or address that the page is served on. On all addresses (0.0.0.0, ::), a Host may be any
+            address or a name of this machine: an address cannot lead elsewhere.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], host: str):
+        self.app, self.host = app, host
+        self.names = {_hostname(host if host.startswith("[") or ":" not in host else f"[{host}]")}
+        address = _address(host)
+        self.takes_addresses = address is not None and address.is_unspecified
+        if self.takes_addresses:
+            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        if self.takes_addresses or host == "localhost" or (address is not None and address.is_loopback):
+            self.names |= {"localhost", "127.0.0.1", "::1"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = None if scope["type"] == "lifespan" else self.refuse(scope)
+        if refused is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refused[1]})
+        else:
+            status, text = refused
+            content_type = (b"content-type", b"text/plain; charset=utf-8")
+            await send({"type": "http.response.start", "status": status, "headers": [content_type]})
+            await send({"type": "http.response.body", "body": f"{text}\n".encode()})
+
+    def refuse(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the HTTP status and the sentence that a request is refused with; None: it is answered."""
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        name, address = _hostname(host), _address(_hostname(host))
+        is_own = name in self.names or name == (scope.get("server") or ("",))[0]
+        if not (is_own or (self.takes_addresses and address is not None)):
+            return 400, (
+                f"This page is served on {self.host}, not on {host!r}. Start vitkit demo with --host to serve it on "
+                "another address of this machine."
+            )
+        if origin is not None and origin.lower().partition("://")[2] != host.lower():
+            return 403, f"This page answers only requests from itself, not from a page of {origin!r}."
+        return None
+
+
+def _hostname(host: str) -> str:
+    """Return the name or address of a Host header, without port and brackets; empty: it has none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a host's name is; None: it is a name."""
+    try:
+        return ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return None
+
+
 def launch(page: Any, gr: ModuleType, host: str, port: int) -> str:
     """Serve a page until its `close`, without blocking; it loads nothing from and sends nothing to other machines."""
+
+    @asynccontextmanager
+    async def guard(app: Any) -> AsyncIterator[None]:
+        # Outside of all that Gradio has built by now, which allows the origins of other pages; before any request.
+        app.middleware_stack = OwnAddressOnly(app.middleware_stack, host)
+        yield
+
     page.launch(
+        app_kwargs=dict(lifespan=guard),
         server_name=host,
         server_port=port,
         share=False,
