@@ -26,24 +26,27 @@ def test_every_package_has_an_init_file():
             assert (file.parent / "__init__.py").is_file(), file.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
+def build(work: Path, kind: str = "wheel") -> zipfile.ZipFile:
+    """Build a wheel, or an editable one, from a copy of the sources in work/vitkit: building leaves folders there."""
     pytest.importorskip("setuptools", minversion="70.1")  # it builds wheels without another package
-    # Built from a copy, since building leaves folders beside the sources.
-    work = tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
         pytest.skip("not a git checkout")
     for name in tracked.stdout.splitlines():
         if (ROOT / name).is_file() and not name.startswith("tests/"):
-            (work / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            (work / "source" / name).write_bytes((ROOT / name).read_bytes())
-    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"  # as pip and build do
-    command = [sys.executable, "-c", build, str(work)]
-    result = subprocess.run(command, cwd=work / "source", capture_output=True, text=True, timeout=600)
+            (work / "vitkit" / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / "vitkit" / name).write_bytes((ROOT / name).read_bytes())
+    code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"  # as pip and build do
+    command = [sys.executable, "-c", code, str(work)]
+    result = subprocess.run(command, cwd=work / "vitkit", capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-2000:]
     (path,) = work.glob("vitkit-*.whl")
     return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    return build(tmp_path_factory.mktemp("wheel"))
 
 
 def test_wheel_contains_configs_tools_and_model_zoo(wheel):
@@ -66,7 +69,7 @@ def test_wheel_contains_every_python_file_of_the_packages(wheel):
     for folder in ("configs", "model_zoo", "tools"):
         expected |= {f"vitkit/{folder}/{file.relative_to(ROOT / folder)}" for file in python_files(ROOT / folder)}
     names = set(wheel.namelist())
-    of_clones = {name for name in expected if name.startswith("vitkit/tools/benchmark/")}
+    of_clones = {name for name in expected if name.startswith(("vitkit/tools/benchmark/", "vitkit/tools/editable/"))}
     assert expected - of_clones <= names and of_clones and not of_clones & names
 
 
@@ -92,3 +95,46 @@ def test_wheel_is_typed_and_says_what_it_is(wheel):
     assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Keywords"]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"version: {vitkit.__version__}\n" in citation
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> tuple[Path, Path]:
+    """Return the folder that contains an editable clone named vitkit, and the folder where its path file lies."""
+    work = tmp_path_factory.mktemp("editable")
+    build(work, "editable").extractall(work / "packages")
+    return work, work / "packages"
+
+
+@pytest.mark.parametrize("folder", [".", "vitkit", "vitkit/tests", "packages"])
+def test_editable_install_is_imported_in_any_folder(folder, installed):
+    work, packages = installed
+    (work / "vitkit" / "tests").mkdir(exist_ok=True)
+    # Without what is installed here (-S): only the path file counts, and these imports need no other package.
+    code = f"""
+import importlib.util, site, sys
+sys.path.insert(0, "")
+site.addsitedir({str(packages)!r})
+import vitkit, vitkit.errors, vitkit.configs.detr_r50, vitkit.model_zoo, vitkit.tools
+from vitkit import ConfigError
+print(vitkit.__file__)
+print(vitkit.configs.__file__)
+print([importlib.util.find_spec(name) for name in ("vitkit.tests", "vitkit.numpy", "vitkit.editable")])
+print([name for name in ("configs", "model_zoo", "tools", "tests", "setup") if importlib.util.find_spec(name)])
+"""
+    command = [sys.executable, "-E", "-S", "-c", code]
+    result = subprocess.run(command, cwd=work / folder, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    package, configs, inside, top = result.stdout.splitlines()
+    assert Path(package) == work / "vitkit" / "vitkit" / "__init__.py"
+    assert Path(configs) == work / "vitkit" / "configs" / "__init__.py"
+    assert inside == "[None, None, None]"
+    # In the clone itself its folders are found because Python runs there.
+    assert top == ("[]" if folder != "vitkit" else "['configs', 'model_zoo', 'tools', 'tests', 'setup']")
+
+
+def test_editable_install_contains_nothing_but_a_path(installed):
+    work, packages = installed
+    (path_file,) = [path for path in packages.iterdir() if path.suffix != ".dist-info"]
+    (folder,) = path_file.read_text().split()
+    assert path_file.suffix == ".pth" and Path(folder) == work / "vitkit" / "tools" / "editable"
+    assert [path.name for path in Path(folder).iterdir()] == ["vitkit"]

@@ -81,7 +81,7 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 
 def test_core_has_few_lines():
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_490
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_502  # 12 of them: clones without a finder of setuptools
 
 
 def test_contracts_are_few():

@@ -4,6 +4,9 @@ The public names below are imported when they are first used, so that `vitkit --
 """
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -84,6 +87,18 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
 """Public name -> the module that defines it."""
 
 __all__ = ["__version__", *_MODULES]
+
+
+class _CloneFinder:
+    """Finds configs, model_zoo and tools as parts of the package in a clone, where they stand beside it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        beside = name in ("vitkit.configs", "vitkit.model_zoo", "vitkit.tools")
+        return PathFinder.find_spec(name, [str(Path(__file__).parents[1])]) if beside else None
+
+
+sys.meta_path.append(_CloneFinder)
 
 
 def __getattr__(name: str) -> Any:
