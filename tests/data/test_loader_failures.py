@@ -159,3 +159,15 @@ def test_workers_end_with_a_killed_trainer(tmp_path, method, number):
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "the workers still run"
         time.sleep(0.1)
+
+
+def test_a_script_without_a_main_guard_gives_one_error_that_names_it(tmp_path):
+    values = "run_dir='run', device='cpu', train=dict(epochs=1), data=dict(num_workers=2, start_workers='spawn')"
+    (tmp_path / "mine.py").write_text(f"import vitkit\nvitkit.train('quickstart/detr', {values})\n")
+    ended = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.count("Traceback") == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "vitkit.errors.ConfigError: data.num_workers=2: the processes that load data first import the script "
+        f"'{tmp_path / 'mine.py'}', which trains or evaluates as soon as it is imported. Put what it runs below "
+        '`if __name__ == "__main__":`, or set data.num_workers=0.'
+    )

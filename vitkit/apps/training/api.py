@@ -21,6 +21,7 @@ from vitkit.apps.training.testing import Evaluation, evaluate_model
 from vitkit.apps.visualization.curves import plot_training, read_log
 from vitkit.apps.visualization.predictions import draw_predictions
 from vitkit.config import Config, load_config, load_saved_config
+from vitkit.data.loading.loader import leave_imported_main
 from vitkit.data.loading.splits import Split
 from vitkit.devices import default_device
 from vitkit.distributed import first_rank_first, is_main
@@ -194,6 +195,7 @@ def _as_overrides(values: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[torch.device]:
     """Join the other ranks, if there are any, and yield this rank's device."""
+    leave_imported_main()
     try:
         if device is not None:
             require_device(device)

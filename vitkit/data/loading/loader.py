@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
-from vitkit.errors import DataError, VitkitError
+from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.protocols.dataset import Dataset
 from vitkit.structures import Batch, Sample
 from vitkit.text.class_prompts import PromptStep, collate_prompted
@@ -26,6 +27,8 @@ from vitkit.text.class_prompts import PromptStep, collate_prompted
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
 _MAX_ATTEMPTS = 10
+_NO_MAIN_GUARD = 78
+"""The exit code of a process that would load data, but runs the script that starts it instead."""
 Batches = TrainBatches | EvalBatches | TokenBatches | RemainingBatches
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -86,9 +89,10 @@ class BatchLoader:
 
         Raises:
             DataError: an image of the batch is missing or invalid.
+            ConfigError: the processes that load data run the script that starts them.
         """
         self.num_padded = 0
-        for loaded in self._loader:
+        for loaded in self._loaded():
             if isinstance(loaded, VitkitError):
                 raise loaded
             batch, errors = loaded
@@ -107,6 +111,23 @@ class BatchLoader:
                     "padded", logging.WARNING, f"video '{name}' is shorter than a clip: its last frame is repeated."
                 )
             yield batch
+
+    def _loaded(self) -> Iterator[tuple[Batch, list[str]] | VitkitError]:
+        if self._loader.num_workers > 0:
+            leave_imported_main()
+        others = multiprocessing.active_children()
+        iterator = iter(self._loader)
+        started = set(multiprocessing.active_children()).difference(others)
+        try:
+            yield from iterator
+        except RuntimeError:
+            if all(process.exitcode != _NO_MAIN_GUARD for process in started):
+                raise
+            raise ConfigError(
+                f"data.num_workers={self._loader.num_workers}: the processes that load data first import the script "
+                f"'{sys.modules['__main__'].__file__}', which trains or evaluates as soon as it is imported. Put what "
+                'it runs below `if __name__ == "__main__":`, or set data.num_workers=0.'
+            ) from None
 
     def _log_once(self, kind: str, level: int, message: str) -> None:
         """Log a message about a file, unless it or many of its kind were logged before."""
@@ -240,6 +261,16 @@ def _exit_on_signal_of_trainer() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
         pass
     os._exit(0)
+
+
+def leave_imported_main() -> None:
+    """End this process if it is starting to load data and therefore imports the user's script, which calls this.
+
+    Only "spawn" and "forkserver" import the script. Their parent says what to do, once for all its workers.
+    """
+    names = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in traceback.walk_stack(None))
+    if ("__mp_main__", "<module>") in names:
+        os._exit(_NO_MAIN_GUARD)
 
 
 def lost_worker(error: BaseException) -> bool:
