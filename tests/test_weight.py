@@ -70,7 +70,7 @@ def files_behind(*modules: str) -> set[str]:
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_625),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_665),
         (["data.datasets.coco"], 25, 5_680),
-        (["engine.trainer"], 95, 17_550),
+        (["engine.trainer"], 95, 17_555),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -81,8 +81,9 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 
 def test_core_has_few_lines():
-    # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools.
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_502
+    # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard of
+    # `__main__` are named by who starts processes that load data.
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_530
 
 
 def test_contracts_are_few():
