@@ -81,8 +81,8 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 
 def test_core_has_few_lines():
-    # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard of
-    # `__main__` are named by who starts processes that load data.
+    # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard
+    # of `__main__` are named by what starts the processes that load their data.
     assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_530
 
 
