@@ -2,6 +2,8 @@
 
 import configparser
 import email
+import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,8 @@ import vitkit
 from vitkit import model_zoo
 
 ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = configparser.ConfigParser(interpolation=None)
+SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -95,6 +99,34 @@ def test_wheel_is_typed_and_says_what_it_is(wheel):
     assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Keywords"]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"version: {vitkit.__version__}\n" in citation
+
+
+def test_page_of_the_package_links_to_nothing_that_is_not_there(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+    page = email.message_from_string(wheel.read(name).decode()).get_payload()
+    links = re.findall(r"\]\((\S+)\)", page)
+    assert page.startswith("# vitkit\n\nDetection and segmentation") and "\nvitkit start photos" in page
+    if not SETTINGS["metadata"].get("url"):
+        assert not links and "model_zoo has all names" in page and "![" not in page
+    assert all(link.startswith("https://") for link in links)
+
+
+def test_links_on_the_page_of_the_package_are_absolute_where_the_repository_has_an_address(monkeypatch):
+    setuptools = pytest.importorskip("setuptools")
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **kwargs: given.update(kwargs))
+    describe = runpy.run_path(str(ROOT / "setup.py"))["describe"]
+    page = describe((ROOT / "README.md").read_text(encoding="utf-8"), "https://github.com/someone/vitkit")
+    links = re.findall(r"\]\((\S+)\)", page)
+    prefix = r"https://(github\.com/someone/vitkit/blob|raw\.githubusercontent\.com/someone/vitkit)/main/"
+    files = [re.sub(prefix, "", link).partition("#")[0] for link in links]
+    assert len(files) > 20 and all((ROOT / file).is_file() for file in files)
+    assert links[0].startswith("https://raw.") and not any(link.startswith("https://raw.") for link in links[1:])
+    text = "![a](b/c.png)\n\n[d](https://e.org/f) and [g](h.md#i)"
+    assert describe(text, None) == "[d](https://e.org/f) and g"
+    assert "[d](https://e.org/f) and [g](https://github.com/x/y/blob/main/h.md#i)" in describe(
+        text, "https://github.com/x/y"
+    )
 
 
 @pytest.fixture(scope="module")

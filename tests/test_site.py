@@ -5,10 +5,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from helpers.documents import REPOSITORY, ROOT
+from helpers.documents import ROOT
 
 for package in ("mkdocs", "jupytext", "nbconvert", "latex2mathml"):
     pytest.importorskip(package, reason="the site needs the extra docs")
+REPOSITORY = "https://github.com/someone/vitkit"
 FILE = ROOT / ".ci" / "site" / "pages.py"
 
 
@@ -29,23 +30,27 @@ class SiteFiles:
     ("target", "source", "expected"),
     [
         ("../../data/README.md#formats", "vitkit/apps/report/README.md", "../../data/README.md#formats"),
-        (
-            f"{REPOSITORY}/blob/main/configs/README.md#parts-of-your-own",
-            "README.md",
-            "configs/README.md#parts-of-your-own",
-        ),
-        ("https://raw.githubusercontent.com/vitkit/vitkit/main/model_zoo/a.jpg", "README.md", "model_zoo/a.jpg"),
+        ("configs/README.md#parts-of-your-own", "README.md", "configs/README.md#parts-of-your-own"),
         ("1_attention.py", "model_zoo/notebooks/README.md", "1_attention.md"),
         ("../nn/attention.py", "vitkit/backbones/README.md", f"{REPOSITORY}/blob/main/vitkit/nn/attention.py"),
         ("examples/gated_detr", "configs/README.md", f"{REPOSITORY}/tree/main/configs/examples/gated_detr"),
         ("#what-is-verified", "model_zoo/README.md", "#what-is-verified"),
         ("https://arxiv.org/abs/2005.12872", "README.md", "https://arxiv.org/abs/2005.12872"),
         ("no_such_file.py", "README.md", "no_such_file.py"),  # mkdocs reports it
-        (f"{REPOSITORY}/blob/main/no_such_file.md", "vitkit/README.md", "../no_such_file.md"),
+        ("../no_such_file.md", "vitkit/README.md", "../no_such_file.md"),
     ],
 )
 def test_link_leads_to_a_page_or_to_the_repository(pages, target, source, expected):
     assert pages.link(target, source, REPOSITORY, SiteFiles()) == expected
+    # Without an address of the repository, only links to files of the site and to other sites remain.
+    assert pages.link(target, source, None, SiteFiles()) == (None if expected.startswith(REPOSITORY) else expected)
+
+
+def test_link_to_a_file_that_is_nowhere_becomes_its_text(pages):
+    text = "[the *core*](../nn/attention.py), ![a [1]](a.jpg), [`train[0]`](../README.md#a)"
+    page = SimpleNamespace(is_homepage=False, file=SimpleNamespace(src_uri="vitkit/backbones/README.md"))
+    written = pages.on_page_markdown(text, page, SimpleNamespace(repo_url=None), SiteFiles())
+    assert written == "the *core*, ![a [1]](a.jpg), [`train[0]`](../README.md#a)"
 
 
 def test_links_in_code_stay_as_they_are(pages):
@@ -67,15 +72,18 @@ def test_formula_is_drawn_by_the_browser(pages, caplog):
 
 
 def test_notebook_becomes_a_page_and_a_file_that_installs_the_package(pages):
-    files = pages.render_notebook(ROOT / "model_zoo/notebooks/6_masks.py")
+    path = ROOT / "model_zoo/notebooks/6_masks.py"
+    files = pages.render_notebook(path, REPOSITORY)
     assert set(files) == {"6_masks.md", "6_masks.ipynb"}
     page, notebook = files["6_masks.md"], json.loads(files["6_masks.ipynb"])
     assert (
         page.startswith("# From per-pixel classification")
-        and "/blob/gh-pages/model_zoo/notebooks/6_masks.ipynb" in page
+        and "github/someone/vitkit/blob/gh-pages/model_zoo/notebooks/6_masks.ipynb" in page
     )
     code = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert code[0] in ("%pip install --quiet vitkit", ["%pip install --quiet vitkit"])
+    assert "".join(code[0]) == f"%pip install --quiet git+{REPOSITORY}"
+    without = pages.render_notebook(path, None)
+    assert "%pip" not in without["6_masks.ipynb"] and "Colab" not in without["6_masks.md"]
 
 
 def test_reference_has_every_public_name(pages):

@@ -1,7 +1,8 @@
 """The pages of the site: the repository's own documents, its notebooks, and a reference from docstrings.
 
 `mkdocs` calls the functions that begin with `on_` (mkdocs.yml). A page has the path of its document, so links between
-documents work as they do in the repository; links to other files lead to the repository.
+documents work as they do in the repository; links to other files lead to the repository if it has an
+address (`repo_url`).
 """
 
 import ast
@@ -27,6 +28,8 @@ logger = logging.getLogger("mkdocs.hooks")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("vitkit", "configs", "tools", "model_zoo")
 NOTEBOOKS = "model_zoo/notebooks"
+LINK = r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)"
+"""A link or an image: its text, which may have brackets, and its target."""
 BRANCH = "gh-pages"
 """The branch to which `mkdocs gh-deploy` writes the site, with the notebooks that Colab opens."""
 REFERENCE = {
@@ -74,7 +77,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(ROOT).as_posix()
         files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
     for path in sorted((ROOT / NOTEBOOKS).glob("*.py")):
-        for name, content in render_notebook(path).items():
+        for name, content in render_notebook(path, config.repo_url).items():
             files.append(File.generated(config, f"{NOTEBOOKS}/{name}", content=content))
     for name, text in reference_pages().items():
         files.append(File.generated(config, name, content=text))
@@ -86,12 +89,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Let links lead to the site's own pages, or to the repository for files that are not part of the site."""
 
     def replaced(match: re.Match[str]) -> str:
-        return f"]({link(match[1], page.file.src_uri, config.repo_url, files)})"
+        target = link(match[2], page.file.src_uri, config.repo_url, files)
+        return match[1] if target is None else f"[{match[1]}]({target})"
 
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # it would have one entry
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if part.startswith("```") else re.sub(r"\]\(([^)\s]+)\)", replaced, part) for part in parts)
+    return "".join(part if part.startswith("```") else re.sub(LINK, replaced, part) for part in parts)
 
 
 def on_page_content(content: str, page: Page, **_: object) -> str:
@@ -116,35 +120,41 @@ def expand(entry: Any, pages: list[str]) -> Any:
     return [page for page in pages if page.rpartition("/")[0] + "/" == folder] if star else entry
 
 
-def link(target: str, source: str, repository: str, files: Files) -> str:
-    """Return the target of a link on a page of the site.
+def link(target: str, source: str, repository: str | None, files: Files) -> str | None:
+    """Return the target of a link on a page of the site; None for other files of a repository without an address.
 
     Args:
-        target: the target in the repository's document: a relative path, or an address.
+        target: the target in the repository's document: a path relative to it, or an address of another site.
         source: the document's path.
-        repository: the repository's address.
+        repository: the repository's address, if it has one.
         files: the files of the site.
     """
     file, hash_sign, heading = target.partition("#")
-    raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/")
-    for prefix in (f"{repository}/blob/main/", f"{repository}/tree/main/", f"{raw}/main/"):
-        if file.startswith(prefix):
-            path = file.removeprefix(prefix)
-            break
-    else:
-        if "://" in file or not file:
-            return target
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
+    if "://" in file or not file:
+        return target
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
     if path.startswith(f"{NOTEBOOKS}/") and path.endswith(".py"):
         path = path.removesuffix(".py") + ".md"
     if files.get_file_from_path(path) is not None or not (ROOT / path).exists():  # mkdocs reports what does not exist
         return posixpath.relpath(path, posixpath.dirname(source) or ".") + hash_sign + heading
+    if repository is None:
+        return None
     return f"{repository}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}{hash_sign}{heading}"
 
 
-def render_notebook(path: Path) -> dict[str, str | bytes]:
-    """Return a notebook as a page and an .ipynb file, by name; with `RUN_NOTEBOOKS=1` it is run and has its figures."""
+def render_notebook(path: Path, repository: str | None) -> dict[str, str | bytes]:
+    """Return a notebook as a page and an .ipynb file, by name; with `RUN_NOTEBOOKS=1` it is run and has its figures.
+
+    If the repository has an address, the file installs the package from there first, and the page opens it in Colab.
+    """
     notebook = jupytext.read(path)
+    buttons = f"[Download]({path.stem}.ipynb){{ .md-button }}"
+    if repository:
+        install = nbformat.v4.new_code_cell(f"%pip install --quiet git+{repository}", id="install")
+        notebook.cells.insert(1, install)
+        opened = repository.replace("https://github.com/", "https://colab.research.google.com/github/")
+        opened += f"/blob/{BRANCH}/{NOTEBOOKS}/{path.stem}.ipynb"
+        buttons = f"[Open in Colab]({opened}){{ .md-button }} {buttons}"
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata["language_info"] = {"name": "python"}
     if os.environ.get("RUN_NOTEBOOKS") == "1":
@@ -167,8 +177,6 @@ def render_notebook(path: Path) -> dict[str, str | bytes]:
     resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
     body, resources = MarkdownExporter().from_notebook_node(notebook, resources=resources)
     title, _, rest = body.lstrip().partition("\n")
-    opened = f"https://colab.research.google.com/github/vitkit/vitkit/blob/{BRANCH}/{NOTEBOOKS}/{path.stem}.ipynb"
-    buttons = f"[Open in Colab]({opened}){{ .md-button }} [Download]({path.stem}.ipynb){{ .md-button }}"
     page = f"{title}\n\n{buttons}\n{rest}"
     return {f"{path.stem}.md": page, f"{path.stem}.ipynb": file, **resources["outputs"], **animations}
 

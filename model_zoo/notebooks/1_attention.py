@@ -7,9 +7,6 @@
 # look-up in a dictionary. Each step is a few lines of code and a figure. Everything runs on the CPU in a minute or two.
 
 # %%
-# %pip install --quiet vitkit
-
-# %%
 from pathlib import Path
 
 import torch

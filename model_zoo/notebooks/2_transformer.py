@@ -7,9 +7,6 @@
 # `configs/quickstart/translation.py` is the same run at full length.
 
 # %%
-# %pip install --quiet vitkit
-
-# %%
 from pathlib import Path
 
 import numpy as np

@@ -6,9 +6,6 @@
 # backbone of a captioner that comes with vitkit, and draws the attention maps.
 
 # %%
-# %pip install --quiet vitkit
-
-# %%
 from pathlib import Path
 
 import torch

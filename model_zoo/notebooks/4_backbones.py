@@ -7,9 +7,6 @@
 # al. 2019). This notebook counts their cost, and draws the attention of a small model of each on synthetic images.
 
 # %%
-# %pip install --quiet vitkit
-
-# %%
 from pathlib import Path
 
 import numpy as np

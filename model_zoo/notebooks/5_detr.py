@@ -7,9 +7,6 @@
 # small models that come with vitkit, a DETR and a DINO, whose attention is that of Deformable DETR (Zhu et al. 2021).
 
 # %%
-# %pip install --quiet vitkit
-
-# %%
 from pathlib import Path
 
 import torch

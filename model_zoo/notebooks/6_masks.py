@@ -8,9 +8,6 @@
 # both kinds of model briefly, and looks inside Mask2Former.
 
 # %%
-# %pip install --quiet vitkit
-
-# %%
 from pathlib import Path
 
 import torch

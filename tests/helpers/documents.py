@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-REPOSITORY = "https://github.com/vitkit/vitkit"
 DOCUMENTS = sorted(
     path
     for folder in (".", "vitkit", "configs", "tools", "model_zoo")
@@ -24,17 +23,12 @@ def links_of(path: Path) -> list[str]:
 
 
 def linked_file(path: Path, target: str) -> Path | None:
-    """Return the repository's file that a link leads to, also by its address; None for other sites.
+    """Return the repository's file that a link leads to; None for other sites.
 
     Args:
         path: the document that has the link.
         target: the link's target without a heading.
     """
-    own = re.fullmatch(
-        rf"(?:{REPOSITORY}/(?:blob|tree)|https://raw\.githubusercontent\.com/vitkit/vitkit)/main/(.+)", target
-    )
-    if own:
-        return ROOT / own[1]
     if "://" in target:
         return None
     return (path.parent / target).resolve() if target else path

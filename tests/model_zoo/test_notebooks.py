@@ -93,8 +93,6 @@ def test_notebook_names_files_and_sets_that_exist(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_needs_the_package_and_not_the_repository(path):
-    first_code = next(lines for is_prose, lines in cells(path) if not is_prose)
-    assert [line for line in first_code if line] == ["# %pip install --quiet vitkit"]
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     assert not [text for text in texts if "/" in text and len(text) < 200 and (ROOT / text).exists()]
@@ -102,12 +100,8 @@ def test_notebook_needs_the_package_and_not_the_repository(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
-def test_notebook_has_a_badge_that_opens_it(path):
-    opened = (
-        f"https://colab.research.google.com/github/vitkit/vitkit/blob/gh-pages/model_zoo/notebooks/{path.stem}.ipynb"
-    )
-    (line,) = (line for line in TEXT.splitlines() if line.startswith(f"| [{path.name}]({path.name})"))
-    assert line.endswith(f"]({opened}) |")
+def test_notebook_is_listed(path):
+    assert f"\n| [{path.name}]({path.name}) |" in TEXT
 
 
 def test_curves_of_a_notebook_are_the_measured_ones():

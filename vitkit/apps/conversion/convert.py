@@ -127,7 +127,7 @@ def _usage(folder: Path) -> str:
 {code}
 ```
 
-{differs or "Or, with `pip install vitkit`:"}
+{differs or "Or, where vitkit is installed:"}
 
 ```python
 import vitkit

@@ -189,7 +189,7 @@ def card_usage(predictor: Loaded, out: Path, runner: Path | None) -> str:
     packages = f"onnxruntime numpy pillow{' tokenizers' if is_prompted else ''}"
     prompt = ' --text "cat . dog ."' if is_prompted else ""
     command = f"python {runner.name} '{given}'{prompt}"
-    return f"```bash\npip install {packages}\n{command}\n```\n\nOr, with `pip install vitkit`:\n\n{python}"
+    return f"```bash\npip install {packages}\n{command}\n```\n\nOr, where vitkit is installed:\n\n{python}"
 
 
 def name_of(model: str | Path | Mapping[str, Any]) -> str:
