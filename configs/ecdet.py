@@ -56,7 +56,11 @@ _RELEASE = "https://github.com/capsule2077/edgecrafter/releases/download/edgecra
 
 
 def config(size: Literal["s", "m", "l", "x"] = "s"):
-    of_size = TRAINING[size]
+    return trained_detector(size, TRAINING[size])
+
+
+def trained_detector(size, of_size):
+    """The config of a size, with the settings of its training: ECSeg's differ."""
     mosaic_until, strong_until = of_size["mosaic_until"], of_size["strong_until"]
     return dict(
         model=ecdet_model(size),

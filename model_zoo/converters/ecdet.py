@@ -1,4 +1,4 @@
-"""Key names of ECDet and its transformer: Intellindust-AI-Lab/EdgeCrafter's, of its release edgecrafterv1."""
+"""Key names of ECDet, ECSeg and their transformer: Intellindust-AI-Lab/EdgeCrafter's, of its release edgecrafterv1."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,6 +9,7 @@ from vitkit.model_zoo.converters.deimv2 import official_head, official_neck, rot
 from vitkit.model_zoo.converters.dfine import pair_with_norm, refuse_deployed, settings
 from vitkit.model_zoo.converters.key_table import Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD
+from vitkit.model_zoo.converters.rf_detr import BLOCK_MASKS
 from vitkit.model_zoo.converters.rt_detr import write_anchors
 
 _VIT, _PROJECTOR, _PROJECTIONS = "backbone.backbone.", "backbone.projector.", "backbone.projections."
@@ -62,6 +63,7 @@ def _official() -> Iterator[Rule]:
         yield Rename(f"^{_PROJECTOR}{{i}}.{leaf[0]}", f"^{_PROJECTOR}{{i}}.{leaf[1]}")
     yield Custom(_read_projections, _write_projections)
     yield from official_neck()
+    yield from below("decoder.decoder.segmentation_head.", "head.mask_head.", BLOCK_MASKS)
     yield from official_head()
     layer = "head.decoder.layers.{i}."
     yield from below(layer, layer, [*TORCH_FEED_FORWARD, ("norm2.", "norm3.")])

@@ -153,6 +153,18 @@ _KEYPOINT_RULES = [
     ),
     *below("", "head.keypoint_head.", [("keypoint_embed.", "embed.")]),
 ]
+BLOCK_MASKS = [
+    ("blocks.{i}.dwconv.", "blocks.{i}.depthwise."),
+    "blocks.{i}.norm.",
+    ("blocks.{i}.pwconv1.", "blocks.{i}.pointwise."),
+    ("spatial_features_proj.", "map_proj."),
+    ("query_features_block.norm_in.", "query_norm."),
+    ("query_features_block.layers.0.", "query_mlp.fc1."),
+    ("query_features_block.layers.2.", "query_mlp.fc2."),
+    ("query_features_proj.", "query_proj."),
+    "bias",
+]
+"""The names of `BlockMasks` in RF-DETR-Seg and ECSeg, and ours."""
 _OFFICIAL = KeyTable(
     [
         Custom(_read_label_groups, _write_label_groups),
@@ -170,21 +182,7 @@ _OFFICIAL = KeyTable(
         _groups_rule("refpoint_embed.weight", "query_feat.weight"),
         *below("", "head.", ["class_embed.", "bbox_embed."]),
         *_KEYPOINT_RULES,
-        *below(
-            "segmentation_head.",
-            "head.mask_head.",
-            [
-                ("blocks.{i}.dwconv.", "blocks.{i}.depthwise."),
-                "blocks.{i}.norm.",
-                ("blocks.{i}.pwconv1.", "blocks.{i}.pointwise."),
-                ("spatial_features_proj.", "map_proj."),
-                ("query_features_block.norm_in.", "query_norm."),
-                ("query_features_block.layers.0.", "query_mlp.fc1."),
-                ("query_features_block.layers.2.", "query_mlp.fc2."),
-                ("query_features_proj.", "query_proj."),
-                "bias",
-            ],
-        ),
+        *below("segmentation_head.", "head.mask_head.", BLOCK_MASKS),
     ]
 )
 

@@ -264,19 +264,23 @@ def test_settings_of_deimv2_change_with_the_epochs_of_the_originals(size):
 
 
 # backbone_lr, weight decay, epochs, strong augmentation until, mosaics and mixup until, their probability
-ECDET = {
-    "s": (2.5e-5, 1e-4, 74, 72, 36, 0.75),
-    "m": (2.5e-5, 1e-4, 62, 60, 30, 0.75),
-    "l": (5e-6, 1.25e-4, 50, 48, 24, 1.0),
-    "x": (2.5e-6, 1.25e-4, 50, 48, 24, 1.0),
+EDGECRAFTER = {
+    "ecdet_s_coco": (2.5e-5, 1e-4, 74, 72, 36, 0.75),
+    "ecdet_m_coco": (2.5e-5, 1e-4, 62, 60, 30, 0.75),
+    "ecdet_l_coco": (5e-6, 1.25e-4, 50, 48, 24, 1.0),
+    "ecdet_x_coco": (2.5e-6, 1.25e-4, 50, 48, 24, 1.0),
+    "ecseg_s_coco": (2.5e-5, 1e-4, 74, 72, 36, 0.75),
+    "ecseg_m_coco": (2.5e-5, 1e-4, 74, 72, 36, 0.75),
+    "ecseg_l_coco": (2.5e-6, 1.25e-4, 50, 48, 24, 1.0),
+    "ecseg_x_coco": (2.5e-6, 1.25e-4, 50, 48, 24, 1.0),
 }
 
 
-@pytest.mark.parametrize("size", ECDET)
-def test_settings_of_ecdet_are_those_of_the_original(size):
-    cfg = load_config(f"ecdet_{size}_coco")
+@pytest.mark.parametrize("name", EDGECRAFTER)
+def test_settings_of_edgecrafter_are_those_of_the_original(name):
+    cfg = load_config(name)
     check_config(cfg)
-    backbone_lr, decay, epochs, strong_until, mosaic_until, probability = ECDET[size]
+    backbone_lr, decay, epochs, strong_until, mosaic_until, probability = EDGECRAFTER[name]
     optimizer, train, data = cfg["optimizer"], cfg["train"], cfg["data"]
     assert (optimizer["lr"], optimizer["backbone_lr"], optimizer["weight_decay"]) == (5e-4, backbone_lr, decay)
     assert (train["epochs"], train["restart_epoch"], train["reference_batch_size"]) == (epochs, strong_until, 32)
@@ -290,14 +294,20 @@ def test_settings_of_ecdet_are_those_of_the_original(size):
     assert (mixup.from_epoch, mixup.until_epoch, mixup.probability) == (0, mosaic_until, probability)
     assert data["squares"] == dict(sizes=[640])
     assert cfg["schedule"] == flat_cosine(mosaic_until, strong_until)
-    matcher = cfg["criterion"]["matcher"]
-    assert "late" not in matcher and cfg["criterion"]["class_loss"] == "mal"
+    criterion, matcher = cfg["criterion"], cfg["criterion"]["matcher"]
+    assert "late" not in matcher and criterion["class_loss"] == "mal"
+    masks = "ecseg" in name
+    weights = dict(labels=2.0, l1=1.0, giou=1.0, mask=5.0, dice=5.0) if masks else dict(labels=1.0, l1=5.0, giou=2.0)
+    assert criterion["weights"] == weights | dict(fgl=0.15, ddf=1.5)
+    costs = {name.removeprefix("cost_"): cost for name, cost in matcher.items() if name.startswith("cost_")}
+    assert costs == weights | dict(labels=2.0)
+    assert data["train"].get("masks", False) == data["val"].get("masks", False) == masks
 
 
-@pytest.mark.parametrize("size", ["s", "l"])
-def test_rates_and_decays_of_ecdet_are_those_of_the_original(size):
-    cfg = load_config(f"ecdet_{size}_coco")
-    ours, (backbone_lr, decay, *_) = rates_and_decays(cfg), ECDET[size]
+@pytest.mark.parametrize("name", ["ecdet_s_coco", "ecdet_l_coco", "ecseg_s_coco"])
+def test_rates_and_decays_of_edgecrafter_are_those_of_the_original(name):
+    cfg = load_config(name)
+    ours, (backbone_lr, decay, *_) = rates_and_decays(cfg), EDGECRAFTER[name]
     with torch.device("meta"):
         model = build_model(cfg["model"])
     numbers = {name: torch.full(p.shape, float(i)) for i, (name, p) in enumerate(model.named_parameters())}

@@ -53,7 +53,7 @@ def golden_outputs(case: Case, targets: str) -> tuple[dict, dict[str, torch.Tens
 
 
 def golden_targets(case: Case, targets: str) -> list[dict]:
+    names = {"labels": "labels", "boxes": "boxes_cxcywh", "masks": "masks"}
     return [
-        {"labels": torch.from_numpy(target["labels"]), "boxes_cxcywh": torch.from_numpy(target["boxes"])}
-        for target in case.targets[targets]
+        {names[name]: torch.from_numpy(value) for name, value in target.items()} for target in case.targets[targets]
     ]

@@ -139,6 +139,21 @@ DENSE = {
         ),
         {"query0", "points", "rollout"},
     ),
+    "ECDet masks": (
+        dict(
+            backbone=dict(type="ECViT", d_model=16, depth=2, num_heads=2),
+            neck=dict(type="DEIMv2Encoder", out_channels=16, num_heads=2, d_ffn=32, activation="silu"),
+            head=dict(
+                type="DEIMv2Head",
+                layer="dfine",
+                num_decoder_layers=2,
+                num_points=[3, 6, 3],
+                masks=dict(type="BlockMasks", one_block=True, initial=True),
+                **LAYERS,
+            ),
+        ),
+        {"query0", "points", "rollout"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},

@@ -1,4 +1,5 @@
-"""ECDet's names: the original's, both ways, with one projection and with three; others' files are told apart."""
+"""ECDet's names: the original's, both ways, with one projection and with three, and with ECSeg's masks; others' files
+are told apart."""
 
 import pytest
 import torch
@@ -57,6 +58,23 @@ def test_rows_of_cocos_classes_are_not_taken_for_others():
         load_weights(build(), state, classes=own)
     with pytest.raises(CheckpointError, match=r"EdgeCrafter with 80 classes \(COCO's things\)"):
         load_weights(build(num_classes=3), state, classes=own[:3])
+
+
+def test_masks_have_the_originals_names_and_start_from_boxes():
+    boxes, masks = trained(), dict(SPEC["head"], masks=dict(type="BlockMasks", one_block=True, initial=True))
+    model, other = build(head=masks), build(head=masks)
+    written = dict(write_names(model, "official").state)
+    leaves = ["blocks.1.dwconv.bias", "blocks.1.pwconv1.weight", "query_features_block.layers.2.bias", "bias"]
+    assert {f"decoder.decoder.segmentation_head.{leaf}" for leaf in leaves} <= written.keys()
+    assert load_weights(other, written).converter == "Intellindust-AI-Lab/EdgeCrafter"
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    report = load_weights(other, dict(write_names(boxes, "official").state), new_class_head=True)
+    assert report.new_parts == ["head.mask_head."] and "newly initialized: head.mask_head" in str(report)
+    for key, value in other.state_dict().items():
+        expected = model if key.startswith("head.mask_head.") else boxes
+        assert torch.equal(value, expected.state_dict()[key]), key
+    with pytest.raises(CheckpointError, match=r"missing \(\d+\): head\.mask_head"):
+        load_weights(other, dict(write_names(boxes, "official").state))
 
 
 def test_projections_of_another_size_are_an_error():

@@ -1,7 +1,8 @@
-"""ECDet-S with the golden weights against the original, in float64: maps, outputs of each layer, detections, loss
-terms, matches and gradients, with the original's noise of denoising.
+"""ECDet-S and ECSeg-S with the golden weights against the original, in float64: maps, outputs of each layer,
+detections, loss terms, matches and gradients, with the original's noise of denoising, and points of masks.
 
-`golden/ecdet_s` is from Intellindust-AI-Lab/EdgeCrafter at 706d037. Rectangles have the positions of the map.
+`golden/ecdet_s` and `golden/ecseg_s` are from Intellindust-AI-Lab/EdgeCrafter at 706d037. Rectangles have the positions
+of the map.
 """
 
 import numpy as np
@@ -10,32 +11,40 @@ import torch
 from golden.weights import compare, grad_projection, load_case, rng_for
 from helpers.dfine_losses import PREFIXES, TERMS, golden_targets
 
-from vitkit.configs.dfine import dfine_criterion
-from vitkit.configs.ecdet import VARIANTS, ecdet_model
+from vitkit.config import load_config
+from vitkit.configs import ecdet, ecseg
 from vitkit.engine.build import build_model
-from vitkit.losses.dfine import union_of_matches
+from vitkit.losses import dfine
 from vitkit.model_zoo.converters import convert_official
 from vitkit.model_zoo.converters.ecdet import OFFICIAL
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA
 from vitkit.training_queries.box_denoising import Noise, list_copied_rows
 
-PUBLISHED = dict(s=9_884_102, m=19_431_502, l=32_966_110, x=49_941_982)
+CONFIGS = {"ecdet_s": ecdet.config("s"), "ecseg_s": ecseg.config("s")}
+PUBLISHED = {
+    **{f"ecdet_{size}_coco": n for size, n in dict(s=9_884_102, m=19_431_502, l=32_966_110, x=49_941_982).items()},
+    **{f"ecseg_{size}_coco": n for size, n in dict(s=10_411_911, m=20_364_623, l=33_899_231, x=50_875_103).items()},
+}
 """Parameters of the original's models in training."""
 UNTRAINED = 2
 """The original's settings `up` and `reg_scale` are parameters."""
+LAYERS_WITH_MASKS = (*("last", "pre", "aux0", "aux1", "aux2"), *("dn_last", "dn_pre", "dn_aux0", "dn_aux1", "dn_aux2"))
+"""In the order of the losses."""
 SETTINGS = (".up", "reg_scale", "num_points_scale", "anchors", "valid_mask", "periods")
-FIELDS = ("pred_logits", "pred_boxes", "pred_corners")
+FIELDS = ("pred_logits", "pred_boxes", "pred_corners", "pred_masks")
+MASK_TERMS = {"mask": "loss_mask_ce", "dice": "loss_mask_dice"}
 
 
-@pytest.fixture(scope="module")
-def case():
-    return load_case("ecdet_s")
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request):
+    return load_case(request.param)
 
 
 @pytest.fixture(scope="module")
 def model(case):
-    spec = ecdet_model("s")
+    spec = CONFIGS[case.name]["model"]
     model = build_model(spec | dict(num_classes=80, backbone=spec["backbone"] | dict(pretrained=False)))
     state, converter = convert_official(case.torch_state_dict(), model)
     assert converter.name == "Intellindust-AI-Lab/EdgeCrafter"
@@ -46,6 +55,12 @@ def model(case):
 def normalized(case, name):
     mean, std = (torch.tensor(values).double()[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (case.torch_inputs()[name].double() / 255 - mean) / std
+
+
+def with_masks(layer):
+    """Return a layer's outputs with its masks, if it predicts them."""
+    masks = {"pred_masks": mask_logits(layer["mask_embed"], layer["mask_features"])} if "mask_embed" in layer else {}
+    return {name: value for name, value in {**layer, **masks}.items() if name in FIELDS}
 
 
 def assert_golden(case, outputs, atol=None):
@@ -80,7 +95,8 @@ def test_maps_outputs_and_detections_equal_the_original(case, model):
         hook.remove()
     assert maps.keys() == {f"{part}/{i}" for part in ("backbone", "encoder") for i in range(3)}
     assert_golden(case, maps)
-    assert_golden(case, {f"eval/{name}": outputs[name] for name in FIELDS[:2]}, atol=1e-3)
+    predicted = with_masks(outputs)
+    assert_golden(case, {f"eval/{name}": predicted[name] for name in FIELDS[:2]}, atol=1e-3)
     results = model.postprocess(outputs, case.meta["post"]["target_sizes"])
     scores, labels, boxes = (torch.stack([one[k] for one in results]) for k in ("scores", "labels", "boxes_xyxy"))
     assert_golden(case, {"eval/post_scores": scores}, atol=1e-4)
@@ -91,6 +107,29 @@ def test_maps_outputs_and_detections_equal_the_original(case, model):
     expected = [torch.from_numpy(case.expected[f"eval/post_{name}"].values)[apart] for name in ("labels", "boxes")]
     assert torch.equal(labels[apart], expected[0])
     torch.testing.assert_close(boxes[apart].float(), expected[1], atol=0.05, rtol=0)
+    if "pred_masks" in predicted:
+        check_masks(case, model, outputs, results, apart)
+
+
+def check_masks(case, model, outputs, results, apart):
+    """Compare the masks with one block and with all of them, and those of detections, of which each ninth is stored."""
+    assert_golden(case, {"eval/pred_masks": with_masks(outputs)["pred_masks"]}, atol=1e-2)
+    model.head.mask_head.one_block = False
+    with torch.no_grad():
+        all_blocks = model(normalized(case, "square"))
+    model.head.mask_head.one_block = True
+    assert_golden(case, {"all_blocks/pred_masks": with_masks(all_blocks)["pred_masks"]}, atol=1e-2)
+    with np.load(f"tests/golden/{case.name}.npz") as data:
+        for i, (result, size) in enumerate(zip(results, case.meta["post"]["target_sizes"], strict=True)):
+            num_pixels = size[0] * size[1]
+            bits = np.unpackbits(data[f"post/masks/{i}"])[: len(result["masks"][::9]) * num_pixels]
+            stored = torch.from_numpy(bits).bool().view(-1, *size)
+            areas = torch.from_numpy(data[f"post/mask_areas/{i}"])
+            certain = apart[i]
+            wrong = (result["masks"][::9] != stored)[certain[::9]].float().mean((1, 2))
+            assert len(wrong) > 20 and wrong.max() < 1e-3, wrong
+            difference = (result["masks"].flatten(1).sum(1) - areas)[certain].abs()
+            assert difference.max() <= 1e-3 * num_pixels, difference
 
 
 @pytest.mark.parametrize("name", ["portrait", "cropped"])
@@ -99,8 +138,10 @@ def test_rectangles_equal_the_original(case, model, name):
     images = normalized(case, "portrait" if name == "portrait" else "images")[-1:]
     images = images[..., :-height, :-width] if name == "cropped" else images
     with torch.no_grad():
-        outputs = model.eval()(images)
+        outputs = with_masks(model.eval()(images))
     assert_golden(case, {f"{name}/{field}": outputs[field] for field in FIELDS[:2]}, atol=1e-3)
+    if "pred_masks" in outputs:
+        assert_golden(case, {f"{name}/pred_masks": outputs["pred_masks"]}, atol=1e-2)
 
 
 def noise_of(case, variant, counts):
@@ -120,7 +161,9 @@ def named_outputs(outputs, variant):
     named = {f"{variant}/last/ref_points": outputs["initial_boxes"]}
     for prefix, part in sets.items():
         for name, layer in zip(("pre", "aux0", "aux1", "aux2", "last"), [*part["aux_outputs"], part], strict=True):
-            named |= {f"{variant}/{prefix}{name}/{field}": layer[field] for field in FIELDS if field in layer}
+            # What is predicted before the first layer's refinement has the last layer's masks.
+            fields = with_masks(layer).items()
+            named |= {f"{variant}/{prefix}{name}/{k}": x for k, x in fields if (name, k) != ("pre", "pred_masks")}
     encoder = outputs["training_outputs"][0]
     return named | {f"{variant}/enc/{field}": encoder[field] for field in FIELDS[:2]}
 
@@ -132,7 +175,7 @@ def test_training_equals_the_original(case, model, variant, monkeypatch):
         noise = noise_of(case, variant, [len(target["labels"]) for target in targets])
         monkeypatch.setattr(denoising, "draw", lambda count, device: noise)
         (noised,) = denoising(model.head, targets, None)
-        with np.load("tests/golden/ecdet_s.npz") as data:
+        with np.load(f"tests/golden/{case.name}.npz") as data:
             boxes, labels = (torch.from_numpy(data[f"in/{variant}/dn_{key}"]) for key in ("boxes_unact", "labels"))
         torch.testing.assert_close(noised["queries"].references, boxes.sigmoid(), atol=2e-7, rtol=0)
         content = denoising.label_embed.weight[labels.long()] * (labels < 80)[..., None]
@@ -143,14 +186,17 @@ def test_training_equals_the_original(case, model, variant, monkeypatch):
     assert golden == {name for name in named if variant != "none" or "/dn_" not in name}
     assert_golden(case, {name: named[name] for name in golden}, atol=1e-4)
 
-    criterion = CRITERIA.build(dfine_criterion("mal"))
+    criterion = CRITERIA.build(CONFIGS[case.name]["criterion"])
+    take_points_of(case, variant, criterion)
+    monkeypatch.setattr(dfine, "union_of_matches", union_as_in(case, variant))
     losses, expected = criterion(outputs, targets), dict(case.losses[variant]["terms"])
     assert expected.pop("loss_ddf_dn_3", 0) == 0  # the last layer of denoising is compared with itself there
-    names = {prefix + ours: TERMS[ours].format("mal") + suffix for prefix, suffix in PREFIXES.items() for ours in TERMS}
+    terms = TERMS | MASK_TERMS
+    names = {prefix + ours: terms[ours].format("mal") + suffix for prefix, suffix in PREFIXES.items() for ours in terms}
     assert {names[name] for name in losses} == expected.keys()
     for name, value in losses.items():
         assert value.item() == pytest.approx(expected[names[name]], rel=1e-5, abs=1e-6), name
-    check_matches(case, variant, criterion.match(outputs, targets)[:2])
+    check_matches(case, variant, criterion.match(outputs, targets, **criterion.matching_inputs(outputs))[:2])
 
     model.zero_grad()
     sum(losses.values()).backward()
@@ -164,22 +210,60 @@ def test_training_equals_the_original(case, model, variant, monkeypatch):
     assert not any(gradient.any() for gradient in written.values())
 
 
+def take_points_of(case, variant, criterion):
+    """Let a criterion compare masks at the original's points: one draw for all masks of a layer, or all matchings."""
+    if "points" not in case.meta:
+        return
+    order = [case.meta["points"].index(name) for name in LAYERS_WITH_MASKS]
+    purposes = {"candidates": iter(order), "uniform": iter(order)}
+
+    def draw(purpose, num_masks, count, device):
+        rng = rng_for(f"points:{case.name}:{variant}:loss:{next(purposes[purpose])}:{purpose}:{count}")
+        return torch.from_numpy(rng.random((1, count, 2), dtype=np.float32)).expand(num_masks, -1, -1)
+
+    def draw_shared(count, device):
+        rng = rng_for(f"points:{case.name}:{variant}:match:{count}")
+        return torch.from_numpy(rng.random((1, count, 2), dtype=np.float32))
+
+    criterion.draw_points, criterion.matcher.draw_points = draw, draw_shared
+
+
+def union_as_in(case, variant):
+    """Return `union_of_matches` with the original's choice between targets with equally many votes, which is any."""
+    union_of_matches = dfine.union_of_matches
+
+    def union(layers, num_queries, counts):
+        chosen = []
+        expected = case.losses[variant]["indices"]["union"]
+        for image, (ours, theirs) in enumerate(zip(union_of_matches(layers, num_queries, counts), expected)):
+            votes = torch.zeros(num_queries, max(counts[image], 1))
+            for layer in layers:
+                votes[layer[image]] += 1
+            query, target = map(torch.as_tensor, theirs)
+            assert torch.equal(query, ours[0])
+            assert torch.equal(votes[query, target.long()], votes[query].amax(1))
+            chosen.append((query, target.long()))
+        return chosen
+
+    return union
+
+
 def check_matches(case, variant, sets):
     """Compare the matches of each layer, and their union, with the original's."""
     main, encoder = sets
     names = dict(zip(("last", "pre", "aux0", "aux1", "aux2"), main.matches, strict=True)) | {"enc": encoder.matches[0]}
     counts = [len(target["labels"]) for target in case.targets[variant]]
-    names["union"] = union_of_matches([*main.matches, *encoder.matches], 300, counts)
+    names["union"] = dfine.union_of_matches([*main.matches, *encoder.matches], 300, counts)
     assert names.keys() == case.losses[variant]["indices"].keys()
     for name, images in names.items():
         for (query, target), (their_query, their_target) in zip(images, case.losses[variant]["indices"][name]):
             assert query.tolist() == their_query.tolist() and target.tolist() == their_target.tolist(), name
 
 
-@pytest.mark.parametrize("size", PUBLISHED)
-def test_sizes_have_the_originals_parameters(size):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_have_the_originals_parameters(name):
     with torch.device("meta"):
-        model = build_model(ecdet_model(size) | dict(num_classes=80))
+        model = build_model(load_config(name)["model"] | dict(num_classes=80))
     count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == PUBLISHED[size] - UNTRAINED
-    assert f"; {count:,} parameters" in VARIANTS[f"ecdet_{size}_coco"][1]
+    assert count == PUBLISHED[name] - UNTRAINED
+    assert f"; {count:,} parameters" in (ecdet.VARIANTS | ecseg.VARIANTS)[name][1]

@@ -46,7 +46,7 @@ class Published(NamedTuple):
     side: int
     """Height and width of its images in pixels."""
     ap: float
-    """COCO AP of boxes, of masks for RF-DETR-Seg."""
+    """COCO AP of boxes, of masks for RF-DETR-Seg and ECSeg."""
     milliseconds: float | None
     """Latency on a T4 by TensorRT in float16; None if it is not in the project's README."""
 
@@ -69,6 +69,10 @@ MODELS = {
     "ECDet-M": Published("ecdet_m_coco", 640, 54.3, 7.98),
     "ECDet-L": Published("ecdet_l_coco", 640, 57.0, 10.49),
     "ECDet-X": Published("ecdet_x_coco", 640, 57.9, 12.70),
+    "ECSeg-S": Published("ecseg_s_coco", 640, 43.0, 6.96),
+    "ECSeg-M": Published("ecseg_m_coco", 640, 45.2, 9.85),
+    "ECSeg-L": Published("ecseg_l_coco", 640, 47.1, 12.56),
+    "ECSeg-X": Published("ecseg_x_coco", 640, 48.4, 14.96),
     "RF-DETR-N": Published("rf_detr_n_coco", 384, 48.4, 2.3),
     "RF-DETR-S": Published("rf_detr_s_coco", 512, 53.0, 3.5),
     "RF-DETR-M": Published("rf_detr_m_coco", 576, 54.7, 4.4),
