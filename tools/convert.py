@@ -13,6 +13,7 @@ Examples:
     vitkit convert runs/detr --to official --out detr.pth
     vitkit convert mask2former_r50_coco_instance --to transformers --out mask2former
     vitkit convert runs/detr --to vitkit --precision fp16 --out detr.safetensors
+    vitkit convert dfine_s_coco --to vitkit --classes person,dog --out person_dog.pth
     vitkit convert hf:facebook/detr-resnet-50 --to vitkit --out detr.pth
 """
 
@@ -37,6 +38,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
     text = "license of the weights, for the model card (default: for models of the zoo, the one it lists)"
     parser.add_argument("--license", help=text)
+    text = "classes to keep, in this order, as NAME,NAME,...; the model then has no others (default: all)"
+    parser.add_argument("--classes", type=lambda names: names.split(","), metavar="NAMES", help=text)
     add_overwrite(parser)
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
@@ -50,7 +53,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        how = dict(precision=args.precision, license=args.license, overrides=args.overrides)
+        how = dict(classes=args.classes, precision=args.precision, license=args.license, overrides=args.overrides)
         how |= dict(overwrite=args.overwrite, trust=args.trust)
         done = vitkit.convert(args.model, args.out, to=args.to, weights=args.weights, **how)
         print(f"{done.report}\nwrote {done.path}: {pluralize(done.num_entries, 'entries')}, names of {done.names}")

@@ -37,12 +37,21 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/CONFIG_NAME, numbered if taken)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="resume the interrupted run in this folder")
     parser.add_argument(
-        "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
+        "--init",
+        metavar="CHECKPOINT",
+        help="start from the weights of a model or a file; its classes that the data has too are kept, by name",
     )
     parser.add_argument(
         "--init-partial",
         metavar="CHECKPOINT",
         help="like --init, for a model that differs by a layer: take what fits, and print a table of it",
+    )
+    parser.add_argument(
+        "--class-map",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="with --init: a class of the checkpoint that the data names otherwise; several may become one",
     )
     parser.add_argument("--verbose", action="store_true", help="print all loss terms and metrics, as in console.txt")
     add_trust(parser)
@@ -61,6 +70,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--resume continues a run in its own folder: it takes neither --init nor --run-dir")
     if args.init and args.init_partial:
         parser.error("--init and --init-partial are both weights to start from: give one")
+    if args.class_map and not (args.init or args.init_partial):
+        parser.error("--class-map names classes of weights to start from: give --init too")
+    if wrong := [pair for pair in args.class_map if not all(pair.partition("="))]:
+        parser.error(f"--class-map {wrong[0]}: expected OLD=NEW, such as automobile=car")
+    args.class_map = dict(pair.split("=", 1) for pair in args.class_map)
     if args.check and args.resume:
         parser.error("--check is for new runs: give a config")
     return args
@@ -98,9 +112,10 @@ def main(argv: list[str] | None = None) -> None:
 
         device = init_distributed(args.device)
         setup_logging(verbose=args.verbose)
-        initial = dict(init=find_start(args.init or args.init_partial), partial_init=args.init_partial is not None)
+        partial = args.init_partial is not None
+        init = find_start(args.init or args.init_partial, partial=partial, class_map=args.class_map)
         if args.check:
-            check_training(config, device, **initial)
+            check_training(config, device, init=init)
             return
         run_training(
             config,
@@ -108,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
             default=Path("runs") / config.name,
             run_dir=args.run_dir,
             resume=args.resume,
-            **initial,
+            init=init,
             trust=args.trust,
             hooks=[DataWarnings()],
             **FIGURES,

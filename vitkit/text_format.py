@@ -58,3 +58,8 @@ def pluralize(number: int, plural: str, verb: str = "", *, of: int | None = None
     verbs = {"": "", "are": " is", "have": " has"}
     text = f"{number} {noun}" if of is None else f"{number} of {of} {noun}"
     return text + (verbs.get(verb, f" {verb}s") if number == 1 else f" {verb}" if verb else "")
+
+
+def fold_name(name: str) -> str:
+    """Return a class name without what spellings differ in: case, blanks, hyphens and underscores."""
+    return re.sub(r"[\s_\-]+", "", name.casefold())

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS
 from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
 from vitkit.model_zoo.converters.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
 from vitkit.model_zoo.converters.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
+from vitkit.model_zoo.converters.objects365_classes import OBJECTS365_CLASSES
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
@@ -28,6 +29,16 @@ FOCAL_MODELS = (
 )
 """Formats whose class heads have no row for "no object"."""
 
+_COCO_ROWS = {
+    91: COCO_CATEGORY_IDS,
+    92: (*COCO_CATEGORY_IDS, 91),
+    _PANOPTIC_ROWS: (*COCO_PANOPTIC_CATEGORY_IDS, _PANOPTIC_ROWS - 1),
+    OBJECTS365_NUM_ROWS: OBJECTS365_ROWS,
+    OBJECTS365_NUM_ROWS + 1: (*OBJECTS365_ROWS, OBJECTS365_NUM_ROWS),
+}
+"""Rows of a class head with one for each raw id -> those of COCO's classes, in order, and of "no object"."""
+_OBJECTS365_ROWS = {n: range(1, n) for n in (OBJECTS365_NUM_ROWS, OBJECTS365_NUM_ROWS + 1)}
+"""The same for all classes of Objects365, whose ids begin with 1."""
 _DATASETS_BY_CLASSES = {
     8: "Cityscapes' things",
     19: "Cityscapes",
@@ -49,13 +60,15 @@ def convert_official(
 ) -> tuple[State, Format | None]:
     """Rename an official state dict for `model`; one that no converter recognizes is returned as is.
 
-    If an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its panoptic
-    segmentation, the rows of these classes are selected; likewise of a head with a row for each raw Objects365 id.
+    If an official head has a row for each raw COCO id, the rows of COCO's 80 classes, or of the 133 of its panoptic
+    segmentation, are selected; of a head with a row for each raw Objects365 id, those of COCO's classes for a model of
+    COCO's, and those of all 365 for others.
 
     Args:
         state: the stored state dict, possibly wrapped as {"model": state}.
         model: the model that it will be loaded into.
-        classes: the model's class names; None: 80 and 133 classes are assumed to be COCO's.
+        classes: the model's class names; None: 80 and 133 classes are assumed to be COCO's, and a model of another
+            number of classes gets all rows.
     Returns:
         the state dict, and its converter (None: not official).
     """
@@ -64,40 +77,43 @@ def convert_official(
     for converter in READ_ORDER:
         if converter.matches(state):
             state = converter.table.read(dict(state), model)
-            is_coco = has_coco_head(state, converter)
-            if (is_coco or has_objects365_head(state)) and (classes is None or tuple(classes) == converter.classes):
-                state = select_coco_classes(state, model)
-            if not is_coco and not has_coco_head(state, converter):
+            if not has_coco_head(state, converter) and not has_objects365_head(state):
                 # The original code was trained on other classes.
-                converter = converter._replace(classes=None)
-            return state, converter
+                return state, converter._replace(classes=None)
+            if classes is None or converter.classes is None or tuple(classes) == converter.classes:
+                return select_rows(state, model, _COCO_ROWS), converter
+            if has_objects365_head(state):
+                converter = converter._replace(classes=OBJECTS365_CLASSES)
+                return select_rows(state, model, _OBJECTS365_ROWS, of_any_size=True), converter
+            return select_rows(state, model, _COCO_ROWS, of_any_size=True), converter
     return dict(state), None
 
 
-def select_coco_classes(state: State, model: nn.Module) -> State:
-    """Take the rows of COCO's classes and the last row, "no object", of heads that have a row for each raw id.
+def select_rows(
+    state: State, model: nn.Module, rows_of: Mapping[int, Sequence[int]], *, of_any_size: bool = False
+) -> State:
+    """Take the rows of classes and the last row, "no object", of heads that have a row for each raw id.
 
     The same is done for DINO's label embedding, whose last row also stands for no class.
+
+    Args:
+        rows_of: the rows to take, by the number that there are.
+        of_any_size: do so whatever the number of the model's classes.
     """
     expected = model.state_dict()
     for key, value in state.items():
         if not re.search("class_embed|label_embed", key) or key not in expected:
             continue
-        rows = len(value), len(expected[key])
-        if rows == (_PANOPTIC_ROWS, len(COCO_PANOPTIC_CLASSES) + 1):
-            state[key] = value[[*COCO_PANOPTIC_CATEGORY_IDS, _PANOPTIC_ROWS - 1]]
-        elif rows == (92, 81):
-            state[key] = value[[*COCO_CATEGORY_IDS, 91]]
-        elif rows == (OBJECTS365_NUM_ROWS, 80):
-            state[key] = value[list(OBJECTS365_ROWS)]
-        elif rows == (OBJECTS365_NUM_ROWS + 1, 81):
-            state[key] = value[[*OBJECTS365_ROWS, OBJECTS365_NUM_ROWS]]
-        elif rows == (91, 80):
-            # A first stage may rank locations by the first row, whatever its class; this row must then stay the first.
-            by_first = "proposals" in key and key.replace("class_embed", "pos_trans") in expected
-            first = 0 if by_first else COCO_CATEGORY_IDS[0]
-            state[key] = value[[first, *COCO_CATEGORY_IDS[1:]]]
+        rows = rows_of.get(len(value))
+        if rows is not None and (of_any_size or len(rows) == len(expected[key])):
+            state[key] = value[[0, *rows[1:]] if ranks_by_first_row(key, expected) else [*rows]]
     return state
+
+
+def ranks_by_first_row(key: str, expected: Mapping[str, Tensor]) -> bool:
+    """Whether an entry is of a first stage that ranks locations by the first row, whatever its class: this row must
+    stay the first."""
+    return "proposals" in key and key.replace("class_embed", "pos_trans") in expected
 
 
 def has_coco_head(state: State, converter: Format) -> bool:

@@ -84,13 +84,18 @@ def test_classes_of_objects365_become_cocos():
     load_weights(dfine("n", num_classes=366), state)
 
 
-def test_own_classes_start_from_objects365_with_a_new_head():
+def test_own_classes_start_from_those_of_objects365_by_name():
     trained, state = official(366)
-    model = dfine("n", num_classes=2)
-    with pytest.raises(CheckpointError, match=r"Peterande/D-FINE with 366 classes \(Objects365's raw ids\)"):
-        load_weights(model, state, classes=["cat", "dog"])
-    report = load_weights(model, state, classes=["cat", "dog"], new_class_head=True)
-    assert "head.class_embed.0.weight" in report.reinitialized
+    model = dfine("n", num_classes=3)
+    with pytest.raises(CheckpointError, match=r"not trained on 2 classes of the model, flame, smoke"):
+        load_weights(model, state, classes=["flame", "street_lights", "smoke"])
+    key = "head.class_embed.0.weight"
+    fresh = model.state_dict()[key].clone()
+    report = load_weights(model, state, classes=["flame", "street_lights", "smoke"], new_class_head=True)
+    assert not report.reinitialized and report.class_rows.new == ["flame", "smoke"]
+    row = OBJECTS365_CLASSES.index("Street Lights") + 1
+    assert torch.equal(model.state_dict()[key][1], trained.state_dict()[key][row])
+    assert torch.equal(model.state_dict()[key][[0, 2]], fresh[[0, 2]])
     assert torch.equal(
         model.state_dict()["neck.input_proj.0.0.weight"], trained.state_dict()["neck.input_proj.0.0.weight"]
     )

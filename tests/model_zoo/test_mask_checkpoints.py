@@ -276,7 +276,7 @@ def test_a_run_of_another_task_is_named():
     ours = small("mask", 3, tasks=["semantic"])
     config = json.dumps(dict(model=dict(type="Mask2Former", tasks=["semantic"])))
     checkpoint = dict(model=ours.state_dict(), config=config, classes=["a", "b", "c"])
-    message = refusal(small("mask", 2), checkpoint, classes=["a", "b"])
+    message = refusal(small("mask", 2), checkpoint, classes=["a", "z"])
     assert "It seems to be a run of Mask2Former for semantic segmentation on 3 classes." in message
     assert "class head is for other classes" in refusal(small("mask", 3), checkpoint, classes=["x", "b", "c"])
     assert "a run of Mask2Former" in refusal(small("DETR", 3), checkpoint)

@@ -13,7 +13,8 @@ from vitkit.engine.build import load_initial_weights
 from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.models.pretraining import PretrainingModel
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_pretrained, save_checkpoint
+from vitkit.weights import find_weights, load_pretrained, save_checkpoint
+from vitkit.weights.loading import InitialWeights
 from vitkit.weights.pretrained import pretraining_run, trained_backbone_spec
 
 RESNET = dict(type="ResNet", depth=18, base_channels=8, norm="bn")
@@ -79,7 +80,7 @@ def test_a_detector_starts_from_the_folder_by_either_way(tmp_path, caplog):
     assert same(named.backbone, trained)
     given = vitkit.build_model(dict(DETECTOR, backbone=spec, num_classes=2))
     with caplog.at_level("INFO", "vitkit"):
-        load_initial_weights(given, DETECTOR, str(run / "last.pth"), ["a", "b"])
+        load_initial_weights(given, DETECTOR, InitialWeights(find_weights(run / "last.pth")), ["a", "b"])
     assert same(given.backbone, trained) and "only the newest backbone (backbone.pth)" in caplog.text
 
 
@@ -91,7 +92,7 @@ def test_other_weights_beside_a_trained_backbone_are_loaded_themselves(tmp_path,
     for name in ("best.pth", "detector.pth"):
         save_checkpoint(tmp_path / name, {"model": other.state_dict(), "config": config, "classes": ["a", "b"]})
         torch.nn.init.zeros_(given.backbone.conv1.weight)
-        load_initial_weights(given, DETECTOR, str(tmp_path / name), ["a", "b"])
+        load_initial_weights(given, DETECTOR, InitialWeights(find_weights(tmp_path / name)), ["a", "b"])
         assert same(given, other)
     monkeypatch.chdir(tmp_path)
     assert pretraining_run("detr_r50") is None and pretraining_run("last.pth") == Path()

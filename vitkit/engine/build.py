@@ -29,6 +29,7 @@ from vitkit.structures import KeypointInfo
 from vitkit.text.vocabulary import SPACE, Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights
+from vitkit.weights.loading import InitialWeights
 from vitkit.weights.locate import BACKBONE_WEIGHTS, Located
 from vitkit.weights.pretrained import load_backbone, pretraining_run
 from vitkit.weights.tokenizer_files import find_tokenizer
@@ -319,21 +320,20 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, dataset: Datase
     return criterion
 
 
-def load_initial_weights(
-    model: Model, spec: Spec, init: Located | None, classes: Sequence[str] | None, *, partial: bool = False
-) -> None:
-    """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
-    backbone; `spec` is the config's `model` section. Of a run without labels only its backbone is of use to others."""
+def load_initial_weights(model: Model, spec: Spec, init: InitialWeights | None, classes: Sequence[str] | None) -> None:
+    """Load the initial weights of a new run: those of `--init` or `--init-partial`, or of a pretrained backbone; `spec`
+    is the config's `model` section. Of a run without labels only its backbone is of use to others."""
     backbone: Any = child(model, "backbone")
     with first_rank_first():
         takes_backbone = backbone is not None and model.trained_backbone is None
-        run = pretraining_run(init) if init and takes_backbone else None
+        run = pretraining_run(init.weights) if init and takes_backbone else None
         if run is not None:
             load_backbone(backbone, str(run))
             logger.info("init: only the newest backbone (%s), as %s was trained without labels", BACKBONE_WEIGHTS, run)
         elif init:
-            report = load_weights(model, init, classes=classes, new_class_head=True, partial=partial, spec=spec)
-            logger.info("%s", report.table(model.state_dict()) if partial else report)
+            how: dict[str, Any] = dict(class_map=init.class_map, trained_classes=init.classes, partial=init.partial)
+            report = load_weights(model, init.weights, classes=classes, new_class_head=True, spec=spec, **how)
+            logger.info("%s", report.table(model.state_dict()) if init.partial else report)
         else:
             source = load_pretrained(model)
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")

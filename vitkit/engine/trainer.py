@@ -58,7 +58,8 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import pluralize
-from vitkit.weights.locate import BEST_NAME, RUN_CONFIG, Located, find_weights
+from vitkit.weights.loading import InitialWeights
+from vitkit.weights.locate import BEST_NAME, RUN_CONFIG, find_weights
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -77,8 +78,7 @@ def run_training(
     draw_predictions: Callable[..., Any],
     run_dir: Path | None = None,
     resume: Path | None = None,
-    init: Located | None = None,
-    partial_init: bool = False,
+    init: InitialWeights | None = None,
     trust: bool = False,
     hooks: Sequence[Hook] = (),
 ) -> Path:
@@ -94,7 +94,6 @@ def run_training(
         run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
         init: weights to start from.
-        partial_init: take of `init` what fits the model, see `load_weights`.
         trust: see `load_config`.
         hooks: hooks in addition to those of the config.
     Returns:
@@ -113,7 +112,7 @@ def run_training(
         if saved is not None:
             make_data_paths_absolute(saved)
             report_changes(folder.path, saved, config)
-        run, validate = build_run(config, folder, device, init=init, partial_init=partial_init)
+        run, validate = build_run(config, folder, device, init=init)
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
         on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
@@ -153,7 +152,7 @@ def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: to
 
 
 def build_run(
-    config: Config, folder: RunFolder, device: torch.device, *, init: Located | None, partial_init: bool = False
+    config: Config, folder: RunFolder, device: torch.device, *, init: InitialWeights | None
 ) -> tuple[TrainRun, Callable[..., dict[str, float]]]:
     """Build all parts that a config names; return the run, and the function that evaluates its model.
 
@@ -167,7 +166,9 @@ def build_run(
     with failing_together():
         train_set, val_set = build.build_datasets(data, resumed)
     check_same_data({"data.train": train_set, "data.val": val_set})
-    vocabularies = build.share_vocabularies(train_set, val_set, resumed or init, config["model"], resumed=bool(resumed))
+    vocabularies = build.share_vocabularies(
+        train_set, val_set, resumed or (init.weights if init else None), config["model"], resumed=bool(resumed)
+    )
     loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
@@ -181,7 +182,7 @@ def build_run(
         checkpoint=folder.checkpoint,
     )
     built = build.build_model_for(config, train_set, vocabularies)
-    model, model_to_average, about = prepare_model(built, start, init=init, partial_init=partial_init)
+    model, model_to_average, about = prepare_model(built, start, init=init)
     metadata |= about
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
@@ -218,7 +219,7 @@ def build_run(
 
 
 def prepare_model(
-    model: Model, start: Start, *, init: Located | None, partial_init: bool
+    model: Model, start: Start, *, init: InitialWeights | None
 ) -> tuple[Any, nn.Module | None, dict[str, Any]]:
     """Load the weights that a new run starts from, and prepare the model for training.
 
@@ -228,7 +229,7 @@ def prepare_model(
     preparations = [prepare(model, start) for prepare in PREPARATIONS if prepare.is_needed(model, start)]
     if not start.checkpoint:
         classes = start.datasets["train"].classes
-        build.load_initial_weights(model, start.config["model"], init, classes, partial=partial_init)
+        build.load_initial_weights(model, start.config["model"], init, classes)
         model.to(start.device)
         for preparation in preparations:
             preparation.begin(model)

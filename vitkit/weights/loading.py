@@ -10,22 +10,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo import converters
 from vitkit.model_zoo.converters.key_table import Format
 from vitkit.protocols.backbone import Backbone, with_defaults
 from vitkit.protocols.model import AdaptsState, Model, child
 from vitkit.registry import Spec
 from vitkit.text.vocabulary import vocabularies_from_json
+from vitkit.text_format import pluralize
+from vitkit.weights.class_rows import ClassRows, match_class_rows
 from vitkit.weights.contents import classes_of, describe_run, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
-from vitkit.weights.locate import Weights, find_weights
+from vitkit.weights.locate import Located, Weights, find_weights
 from vitkit.weights.reading import read_checkpoint
 
 logger = logging.getLogger("vitkit")
 
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights that a run starts from."""
+
+    weights: Located
+    """Where they are, see `find_weights`."""
+    partial: bool = False
+    """Take what fits the model, see `load_weights`."""
+    class_map: Mapping[str, str] = field(default_factory=dict)
+    """The new names of classes that got others, see `load_weights`."""
+    classes: Sequence[str] | None = None
+    """The classes of weights that do not name them; None: unknown."""
 
 
 @dataclass
@@ -39,6 +55,10 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
     reinitialized: list[str] = field(default_factory=list)
     """Class-head entries of the model that were not loaded, because the classes differ."""
+    class_rows: ClassRows | None = None
+    """Where the classes differ: the classes whose rows of other class-head entries were loaded, by name."""
+    unnamed_classes: bool = False
+    """Whether class heads were loaded row by row, because the checkpoint does not name its classes."""
     new_parts: list[str] = field(default_factory=list)
     """Prefixes of the model's parts that were not loaded, because the checkpoint has no entries for them."""
     left_out: list[str] = field(default_factory=list)
@@ -76,7 +96,7 @@ class LoadReport:
         }
         for kind, keys in others.items():
             lines += [f"  {kind}: {key}" for key in keys]
-        return "\n".join(lines)
+        return "\n".join(lines) + self._class_table()
 
     def __str__(self) -> str:
         parts = [f"loaded {self.source}"]
@@ -84,6 +104,8 @@ class LoadReport:
             parts.append(f"recognized as {self.converter}")
         if self.reinitialized:
             parts.append(f"classes differ, so these are newly initialized: {', '.join(self.reinitialized)}")
+        if self.unnamed_classes:
+            parts.append("it does not name its classes, so rows of the class head are taken by their numbers")
         if self.new_parts:
             parts.append(
                 f"not in it, so these are newly initialized: {', '.join(part.rstrip('.') for part in self.new_parts)}"
@@ -95,7 +117,10 @@ class LoadReport:
         for kind, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
             if keys:
                 parts.append(f"{len(keys)} {kind}: {_shorten(keys)}")
-        return "; ".join(parts)
+        return "; ".join(parts) + self._class_table()
+
+    def _class_table(self) -> str:
+        return "" if self.class_rows is None else f"\n  rows of the class head, by name:\n{self.class_rows}"
 
     def compare(self, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Record the keys that only one of the two state dicts has, except for the batch counters of batch norms."""
@@ -111,6 +136,8 @@ def load_weights(
     *,
     classes: Sequence[str] | None = None,
     new_class_head: bool = False,
+    class_map: Mapping[str, str] | None = None,
+    trained_classes: Sequence[str] | None = None,
     strict: bool = True,
     partial: bool = False,
     spec: Spec | None = None,
@@ -122,10 +149,14 @@ def load_weights(
             folder of the transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (wrapped as
             {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one; low-rank
             updates are merged into the weights that they were trained on.
-        classes: the model's class names. A vitkit checkpoint that was trained on other classes is then rejected, even
-            if there are as many.
-        new_class_head: the weights are a start for training: if the classes differ, keep the model's fresh class head
-            instead of raising; likewise its `new_parts`, if the checkpoint has no entries for them.
+        classes: the model's class names. If the checkpoint names its classes and they differ, the rows of class heads
+            are taken by name, in whatever order; a class that it does not have is an error.
+        new_class_head: the weights are a start for training: classes that the checkpoint does not have keep the rows
+            of the model's fresh class head, instead of raising; likewise its `new_parts`, if the checkpoint has no
+            entries for them.
+        class_map: with `classes`, the new name of each class of the checkpoint that got another, see
+            `match_class_rows`.
+        trained_classes: the classes of weights that do not name them, as official ones, in the order of their head.
         strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
             maps, a classifier's head and blocks after the last map do not count as unexpected, nor the norms of the
             maps as missing; the report lists them.
@@ -136,7 +167,7 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model; or the model
             is fused.
-        ConfigError: there are no weights of that name, see `find_weights`.
+        ConfigError: there are no weights of that name, see `find_weights`; or class names, or `class_map`, are unclear.
     """
     if isinstance(model, Model) and model.is_fused:
         raise CheckpointError(
@@ -155,11 +186,14 @@ def load_weights(
     elif not partial and strict:
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
-    trained_classes = classes_of(checkpoint, name) or (official and official.classes)
-    report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
-    if report.reinitialized and not new_class_head:
+    if stated := classes_of(checkpoint, name) or (official and official.classes):
+        trained_classes = stated
+    elif trained_classes and not _have_rows_of(trained_classes, classes, model, state, expected):
+        trained_classes = None
+    fresh = _take_class_rows(report, model, state, expected, trained_classes, classes, class_map)
+    if fresh and not new_class_head:
         raise CheckpointError(_other_classes(report, state, expected, trained_classes, classes, origin))
-    _check_trainable(name, model, report.reinitialized)
+    _check_trainable(name, model, fresh)
     state = {key: value for key, value in state.items() if key not in report.reinitialized}
     new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
     if not any(key.startswith(new_parts) for key in state):
@@ -241,22 +275,59 @@ def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], exp
         )
 
 
-def _head_of_other_classes(
+def _class_entries(model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the class heads' entries that both have."""
+    return [key for key in state if key in expected and key.startswith(_class_head_of(model))]
+
+
+def _have_rows_of(
+    theirs: Sequence[str],
+    ours: Sequence[str] | None,
     model: nn.Module,
     state: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
+) -> bool:
+    """Whether a checkpoint's class heads have as many rows for its classes as the model's have for the model's."""
+    difference = len(theirs) - len(ours or ())
+    return all(len(state[k]) - len(expected[k]) == difference for k in _class_entries(model, state, expected))
+
+
+def _take_class_rows(
+    report: LoadReport,
+    model: nn.Module,
+    state: dict[str, Tensor],
+    expected: Mapping[str, Tensor],
     trained_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
+    class_map: Mapping[str, str] | None,
 ) -> list[str]:
-    """Return the keys of the checkpoint's class head if its classes differ from the model's, else an empty list."""
-    keys = [key for key in state if key in expected and key.startswith(_class_head_of(model))]
-    differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
+    """If the checkpoint's classes differ from the model's, take the rows of its class heads by name, in place; return
+    and record the entries that are new, wholly or for some classes.
+
+    Raises:
+        ConfigError: class names, or `class_map`, are unclear.
+    """
+    keys = _class_entries(model, state, expected)
+    if class_map and not (trained_classes and classes and keys):
+        lacks = f"{type(model).__name__} has no class head" if trained_classes and classes else "no names of classes"
+        raise ConfigError(f"{report.source}: {lacks}, so there is nothing to map by class_map {dict(class_map)}.")
     # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
-    return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
+    differ = any(state[key].shape[:1] != expected[key].shape[:1] for key in keys)
+    if trained_classes and classes and (list(trained_classes) != list(classes) or class_map):
+        rows = match_class_rows(trained_classes, classes, class_map)
+        taken = {key: rows.take(key, state[key], expected[key], expected) for key in keys}
+        report.reinitialized = [key for key, value in taken.items() if value is None]
+        state |= {key: value for key, value in taken.items() if value is not None}
+        if len(report.reinitialized) < len(keys):
+            report.class_rows = rows
+        return keys if rows.new else [key for key in report.reinitialized if state[key].is_floating_point()]
+    report.unnamed_classes = bool(keys and classes and not differ and not trained_classes)
+    report.reinitialized = keys if differ else []
+    return report.reinitialized
 
 
 def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
-    """Check that parameters that start from random values will be trained.
+    """Check that parameters that start from random values, wholly or in some rows, will be trained.
 
     Raises:
         CheckpointError: parameters would be initialized randomly and stay frozen.
@@ -398,6 +469,13 @@ def _other_classes(
     """Return an error message that says that the checkpoint's class head is for other classes than the model's."""
     # A damaged file may name the model's classes and have a head of other sizes.
     differ, keys = list(trained_classes or ()) != list(classes or ()), report.reinitialized
+    if report.class_rows is not None:
+        return (
+            f"{report.source}: its class head is for other classes: it was not trained on "
+            f"{pluralize(len(report.class_rows.new), 'classes')} of the model, {_shorten(report.class_rows.new)} "
+            f"(checkpoint: {_class_names(report.class_rows.theirs)}).{f' It seems to be {origin}.' if origin else ''} "
+            "To train them, start from it by vitkit train --init, or load it with new_class_head=True."
+        )
     theirs = _class_names(trained_classes) if trained_classes and differ else _shapes(state, keys)
     ours = _class_names(classes) if classes and differ else _shapes(expected, keys)
     return (

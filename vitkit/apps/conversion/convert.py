@@ -51,6 +51,7 @@ def convert(
     *,
     to: Literal["official", "transformers", "vitkit"] = "vitkit",
     weights: str | Path | None = None,
+    classes: Sequence[str] | None = None,
     precision: Precision = "fp32",
     license: str | None = None,
     overrides: Sequence[str] = (),
@@ -70,6 +71,7 @@ def convert(
             vitkit. With vitkit's, a file also has the config, the classes or vocabularies, and what evaluation has
             measured, so that it can be loaded by itself.
         weights: weights for a config; None: those of `model`.
+        classes: those to keep, in the order that they are to have, see `load`; None: all. The rest is left out.
         precision: of the stored floating-point numbers; fp16 and bf16 halve a file, and loading makes them fp32 again.
         license: license of the weights, for the model card; None: for models of the zoo, the one that it lists.
         overrides, trust: see `load`.
@@ -86,10 +88,14 @@ def convert(
     if precision != "fp32" and out.suffix not in ENDINGS:
         raise ConfigError(f"convert: precision {precision!r}: a folder has fp32. Write a {' or '.join(ENDINGS)} file.")
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
-    loaded = load(config, weights, training_queries=True)
+    loaded = load(config, weights, classes=classes, training_queries=True)
     if not any(key.startswith("training_queries.") for key in loaded.report.loaded):
-        loaded = load(config, weights)  # without those of training, which would be random
+        loaded = load(config, weights, classes=classes)  # without those of training, which would be random
     check_not_exported(loaded, "convert")
+    if classes is not None and not (isinstance(loaded, Predictor) and loaded.model.class_head):
+        raise ConfigError(
+            f"convert: classes {list(classes)}: {type(loaded.model).__name__} has no class head to reduce."
+        )
     if out.suffix not in ENDINGS:
         measured, name = read_metrics(weights), out.resolve().name
         written = write_folder(out, loaded, config["model"])
@@ -173,4 +179,6 @@ def _keep_entries(loaded: Any, config: Mapping[str, Any], weights: Located) -> d
     if isinstance(loaded, Predictor) and loaded.classes:
         things = getattr(loaded.model, "things", None)
         kept |= {"classes": list(loaded.classes), "things": None if things is None else list(things)}
+        if loaded.category_ids is not None:
+            kept["category_ids"] = list(loaded.category_ids)
     return kept

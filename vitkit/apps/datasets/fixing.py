@@ -1,6 +1,5 @@
 """Repairs annotations on request: boxes in another format, swapped sizes, classes with two names, corrected labels."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from vitkit.io.coco_schema import AnnotationChecks, is_box
 from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
 from vitkit.io.segmentations import round_pixels
+from vitkit.text_format import fold_name
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
 """What the four numbers of a box can stand for."""
@@ -174,17 +174,13 @@ def similar_classes(data: AnnotatedImages) -> list[list[dict[str, Any]]]:
     """Return groups of categories whose names are the same, or differ only by case, blanks, hyphens or plural."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for category in data.categories:
-        groups[_plain(category["name"])].append(category)
+        groups[fold_name(category["name"])].append(category)
     # Plurals only count where both words occur: "bus" is not taken for the plural of "bu".
     for key in sorted(groups, key=len):
         for plural in (f"{key}s", f"{key}es", f"{key[:-1]}ies" if key.endswith("y") else ""):
             if len(key) > 2 and plural in groups and key in groups:
                 groups[key] += groups.pop(plural)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_\-]+", "", name.casefold())
 
 
 def fix_classes(data: AnnotatedImages) -> int:

@@ -20,7 +20,7 @@ from vitkit.apps.export_reading.loading import (
 from vitkit.apps.export_reading.settings import PROGRAM_SUFFIX, Runtime
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.apps.inference.trained_classes import category_ids_of, keypoints_of, read_trained_classes
+from vitkit.apps.inference.trained_classes import TrainedOn, category_ids_of, keypoints_of, read_trained_classes
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import check_architecture, read_config
@@ -91,8 +91,9 @@ def load(
         source: see `find_model`.
         weights: see `find_usable`; None: those of `source`.
         overrides: `key.sub=value` changes to the config.
-        classes: names of the labels; None: those that it was trained on, see `read_trained_classes`, which are also
-            what a text-prompted model looks for unless it is told otherwise.
+        classes: names of the labels, of those that it was trained on, in any order: the others are left out of the
+            model; None: all, see `read_trained_classes`, which are also what a text-prompted model looks for unless it
+            is told otherwise. Any phrases are classes of such a model.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast, for models of images; an exported file keeps its own.
@@ -113,24 +114,26 @@ def load(
         where = config.path if isinstance(config, Config) else "config"
         raise ConfigError(f"{where}: model is not set, so there is nothing to load.")
     vocabularies = _read_vocabularies(config, located)
-    if classes is None and _has_classes(config, located, vocabularies):
-        classes, trained_things = read_trained_classes(located.metadata, str(located), config)
-        things = trained_things if things is None else things
+    trained = TrainedOn((), None)
+    if _has_classes(config, located, vocabularies):
+        trained = read_trained_classes(located.metadata, str(located), config)
+        classes = trained.classes if classes is None else list(classes)
+        things = trained.pick(trained.things, classes) if things is None else things
         _check_things(str(located if isinstance(source, Mapping) else source), config, things)
     spec = config["model"]
     if isinstance(spec, Mapping) and not training_queries:
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
     keypoints = keypoints_of(located.metadata, str(located))
     built = build_model(spec, classes=classes, things=things, keypoints=keypoints, vocabularies=vocabularies)
-    model, report = open_weights(built, located, classes=classes, spec=spec, runtime=runtime)
-    model = model.to(device)
+    opened = open_weights(built, located, classes=classes, trained=trained.classes, spec=spec, runtime=runtime)
+    model, report = opened[0].to(device), opened[1]
     if "source" in vocabularies:
         return Translator(model, vocabularies, report=report)
     if "masked_tokens" in model.returns:
         return MaskFiller(model, vocabularies, report=report)
     if "tokens" in model.takes:
         return TextContinuer(model, vocabularies, report=report)
-    return _predictor_of(model, config, located, classes or (), precision=precision, report=report)
+    return _predictor_of(model, config, located, classes or (), trained, precision=precision, report=report)
 
 
 def find_trained(
@@ -325,20 +328,27 @@ def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] |
 
 
 def open_weights(
-    model: nn.Module, weights: Located, *, classes: Sequence[str] | None, spec: Spec, runtime: Runtime = "onnxruntime"
+    model: nn.Module,
+    weights: Located,
+    *,
+    classes: Sequence[str] | None,
+    trained: Sequence[str] | None = None,
+    spec: Spec,
+    runtime: Runtime = "onnxruntime",
 ) -> tuple[Any, LoadReport]:
     """Load located weights into the model that their config builds; return the model, or an exported file in its place,
     and what was loaded.
 
     Args:
         classes, spec: see `load_weights`.
+        trained: the classes of weights that do not name them.
         runtime: what runs an ONNX file.
     Raises:
         CheckpointError, ConfigError: see `load_weights`, `open_exported_model`.
     """
     if weights.kind == "exported":
         return open_exported_model(weights.path, model, runtime), LoadReport(str(weights))
-    return model, load_weights(model, weights, classes=classes, spec=spec)
+    return model, load_weights(model, weights, classes=classes, trained_classes=trained, spec=spec)
 
 
 def _predictor_of(
@@ -346,6 +356,7 @@ def _predictor_of(
     config: Mapping[str, Any],
     weights: Located,
     classes: Sequence[str],
+    trained: TrainedOn,
     *,
     precision: Precision,
     report: LoadReport,
@@ -364,7 +375,7 @@ def _predictor_of(
         model,
         classes,
         **settings,
-        category_ids=category_ids_of(weights.metadata, str(weights), classes),
+        category_ids=trained.pick(category_ids_of(weights.metadata, str(weights), trained.classes), classes),
         keypoint_info=keypoints_of(weights.metadata, str(weights)),
         channels=_channels(config, model),
         text=_phrases(config, classes) if "text" in model.takes and classes else None,

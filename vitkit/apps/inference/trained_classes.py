@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from timm.data import ImageNetInfo
 
@@ -10,8 +10,10 @@ from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.registry import MODELS
 from vitkit.structures import KeypointInfo
+from vitkit.weights.class_rows import match_class_rows
 from vitkit.weights.contents import classes_of
 
+T = TypeVar("T")
 _NUMBERS_WITH_NAMES = (80, 91, 133, 250, 1000)
 """Numbers of classes whose names are known: COCO's, with and without stuff and as raw ids, and ImageNet's."""
 
@@ -22,6 +24,13 @@ class TrainedOn(NamedTuple):
     classes: Sequence[str]
     things: Sequence[bool] | None
     """Whether each class has instances; None if unknown."""
+
+    def pick(self, values: Sequence[T] | None, classes: Sequence[str]) -> list[T] | None:
+        """Return the values of some classes, of those that each has here, by name; None if one has none."""
+        if values is None:
+            return None
+        sources = match_class_rows(self.classes, classes).sources
+        return [values[rows[0]] for rows in sources] if all(sources) else None
 
 
 def read_trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:

@@ -14,6 +14,7 @@ from vitkit.apps.export_reading.settings import Runtime
 from vitkit.apps.inference import Loaded, Tiling, find_trained, load
 from vitkit.apps.inference.load import require_device
 from vitkit.apps.inference.tiling import make_tiling
+from vitkit.apps.inference.trained_classes import read_trained_classes
 from vitkit.apps.interop.transformers_configs import check_architecture
 from vitkit.apps.training.checking import DataWarnings
 from vitkit.apps.training.process_group import close_distributed, init_distributed
@@ -29,7 +30,9 @@ from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.trainer import run_training
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
-from vitkit.weights.locate import LAST_NAME, RUN_CONFIG, Located, find_run_weights, find_weights
+from vitkit.weights.loading import InitialWeights
+from vitkit.weights.locate import LAST_NAME, RUN_CONFIG, find_run_weights, find_weights
+from vitkit.weights.published import load_published_config
 
 FIGURES: dict[str, Callable[..., Any]] = {"plot_training": plot_training, "draw_predictions": draw_predictions}
 """What draws the curves and the predictions of a run, as `run_training` takes it."""
@@ -63,6 +66,7 @@ def train(
     resume: str | Path | None = None,
     init: str | Path | None = None,
     init_partial: str | Path | None = None,
+    class_map: Mapping[str, str] | None = None,
     device: str | None = None,
     trust: bool = False,
     verbose: bool = False,
@@ -77,8 +81,11 @@ def train(
         config: a file, the name of an installed config, or the result of `load_config`. Not needed with `resume`.
         run_dir: the folder to write to; None: runs/CONFIG_NAME, numbered if it exists.
         resume: the folder of a run to resume.
-        init: weights to start from, see `find_weights`; for other classes the head is replaced by a new one.
+        init: weights to start from, see `find_weights`. Of class heads, the rows of classes that the data has by the
+            same name are taken, whatever their order, case, blanks, hyphens and underscores; those of others are new.
         init_partial: the same for a model that differs by a layer: what fits is taken, and a table of it logged.
+        class_map: {OLD: NEW}, the names in the data of classes that the weights to start from name otherwise; of
+            several classes that become one, the mean is taken.
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: allow a saved config to import the code that it names, see `load_config`.
         verbose: print all loss terms and metrics, as in console.txt.
@@ -94,6 +101,8 @@ def train(
     if init is not None and init_partial is not None:
         raise ConfigError("train: init and init_partial are both weights to start from: give one.")
     start = init if init_partial is None else init_partial
+    if class_map and start is None:
+        raise ConfigError("train: class_map names classes of weights to start from: give init too.")
     if resume is not None and (start is not None or run_dir is not None):
         raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
     if resume is not None:
@@ -109,8 +118,7 @@ def train(
                 default=Path("runs") / resolved.name,
                 run_dir=None if run_dir is None else Path(run_dir),
                 resume=None if resume is None else Path(resume),
-                init=find_start(start),
-                partial_init=init_partial is not None,
+                init=find_start(start, partial=init_partial is not None, class_map=class_map),
                 trust=trust,
                 hooks=[DataWarnings(), *hooks],
                 **FIGURES,
@@ -164,11 +172,18 @@ def test(
     return result
 
 
-def find_start(init: str | Path | None) -> Located | None:
-    """Find the weights that a run starts from, see `find_weights`; all ranks must call it. A repository of the hub is
+def find_start(
+    init: str | Path | None, *, partial: bool = False, class_map: Mapping[str, str] | None = None
+) -> InitialWeights | None:
+    """Find the weights that a run starts from, see `InitialWeights`; all ranks must call it. A repository of the hub is
     refused before its weights are downloaded if vitkit has no model of its kind."""
     with first_rank_first():
-        return None if init is None else find_weights(init, check=check_architecture)
+        if init is None:
+            return None
+        weights, names = find_weights(init, check=check_architecture), None
+        if weights.kind == "published":
+            names = read_trained_classes(weights.metadata, str(weights), load_published_config(weights.name)).classes
+        return InitialWeights(weights, partial, dict(class_map or {}), names)
 
 
 def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, trust: bool) -> Config:

@@ -21,7 +21,7 @@ from vitkit.engine.run_folder import RunFolder
 from vitkit.engine.settings import require
 from vitkit.engine.trainer import REQUIRED, build_run, choose_precision
 from vitkit.logging import print_line
-from vitkit.weights.locate import Located
+from vitkit.weights.loading import InitialWeights
 
 logger = logging.getLogger("vitkit")
 
@@ -45,9 +45,7 @@ class DataWarnings(Hook):
         yield
 
 
-def check_training(
-    config: Config, device: torch.device, *, init: Located | None = None, partial_init: bool = False
-) -> None:
+def check_training(config: Config, device: torch.device, *, init: InitialWeights | None = None) -> None:
     """Build the parts of a config and check them on the first batch, as `run_training` does; write and train nothing.
 
     Raises:
@@ -57,7 +55,7 @@ def check_training(
     make_data_paths_absolute(config)
     choose_precision(config, None, device)
     folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
-    run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
+    run, _ = build_run(config, folder, device, init=init)
     default_hooks(run.settings)
     with DataWarnings().during_training(run):
         pass
