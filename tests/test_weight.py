@@ -67,10 +67,10 @@ def files_behind(*modules: str) -> set[str]:
     ("modules", "most_files", "most_lines"),
     [
         (["backbones.resnet"], 12, 2_560),
-        (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_625),
-        (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_665),
+        (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_630),
+        (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_670),
         (["data.datasets.coco"], 25, 5_680),
-        (["engine.trainer"], 95, 17_555),
+        (["engine.trainer"], 95, 17_765),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -82,8 +82,8 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 def test_core_has_few_lines():
     # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard
-    # of `__main__` are named by what starts the processes that load their data.
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_530
+    # of `__main__` are named by what starts the processes that load their data. 210: class heads start from rows by name.
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_740
 
 
 def test_contracts_are_few():
