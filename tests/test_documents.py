@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers.documents import DOCUMENTS, ROOT, command_in, linked_file, links_of, name_of
 
 from vitkit import load_config
@@ -91,6 +92,13 @@ def test_documents_install_the_package_by_its_name_only_when_it_is_published():
     command = r"pip install (-\S+ )*vitkit\b"
     told = [name_of(path) for path in TEXTS if re.search(command, path.read_text(encoding="utf-8"))]
     assert told == ["CONTRIBUTING.md"] or "url" in SETTINGS["metadata"]
+
+
+def test_workflow_runs_what_a_contributor_runs():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))["jobs"]
+    steps = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
+    assert ".ci/run" in steps["linux"] and steps["smoke"][-1].partition("  #")[0].endswith("&& pytest -m smoke")
+    assert jobs["smoke"]["strategy"]["matrix"]["system"] == ["macos-latest", "windows-latest"]
 
 
 def test_the_minutes_of_the_tests_add_up():

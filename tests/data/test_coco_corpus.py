@@ -6,7 +6,6 @@ They are read in one child process with limited memory and time, as the C code o
 import json
 import os
 import re
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -123,6 +122,8 @@ def evaluate(path):
 
 def evaluate_all(names: list[str], folder: Path) -> None:
     """Evaluate files in a process with limited memory and time, and print the outcome of each."""
+    import resource  # only available on Unix
+
     os.chdir(folder)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import random
-import resource
 import signal
 from dataclasses import asdict
 
@@ -248,6 +247,8 @@ def test_full_disk_error_of_torch_is_recognized(tmp_path, monkeypatch):
 
 def save_with_little_room(folder):
     """Save in a process that may not write files above 1 MiB."""
+    import resource  # only available on Unix
+
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
     save_checkpoint(folder / LAST_NAME, {"a": torch.zeros(100_000)})
     try:

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import resource
 import time
 import tracemalloc
 from pathlib import Path
@@ -114,6 +113,8 @@ def evaluate_rank(number: int, folder: str, sender) -> None:
 
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes."""
+    import resource  # only available on Unix
+
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -4,7 +4,6 @@ import faulthandler
 import math
 import os
 import re
-import resource
 import signal
 import time
 import traceback
@@ -14,6 +13,11 @@ from typing import NamedTuple
 
 import vitkit
 from vitkit.errors import VitkitError, error_line
+
+try:
+    import resource  # only available on Unix
+except ImportError:
+    resource = None
 
 SECONDS = 20
 """A case with more processor time, or with four times as much wall time, counts as a hang. Most take milliseconds."""

@@ -3,7 +3,6 @@ import importlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +127,8 @@ def test_notebook_converts_without_losing_cells(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs_and_draws_within_five_minutes(path, tmp_path):
+    import resource  # only available on Unix
+
     strings = (
         node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
     )

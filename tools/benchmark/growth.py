@@ -12,7 +12,6 @@ Examples:
 import argparse
 import io
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -189,6 +188,8 @@ def detections(count: int) -> Iterator[tuple[list[dict[str, torch.Tensor]], list
 
 def measure(part: str, count: int) -> Growth:
     """Run a part in this process, which should be a new one, with one thread."""
+    import resource  # only available on Unix
+
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         run = PARTS[part](Path(folder), count)
