@@ -52,7 +52,7 @@ TRAINING = {
 MOSAIC = dict(s=0.75, m=0.75, l=1.0, x=1.0)
 """Size -> the probability of mosaics, and that of mixup."""
 
-_RELEASE = "https://github.com/capsule2077/edgecrafter/releases/download/edgecrafterv1"
+RELEASE = "https://github.com/capsule2077/edgecrafter/releases/download/edgecrafterv1"
 
 
 def config(size: Literal["s", "m", "l", "x"] = "s"):
@@ -78,7 +78,7 @@ def ecdet_model(size):
     backbone = BACKBONES[size]
     return dict(
         type="ECDet", num_queries=300,
-        backbone=dict(backbone, type="ECViT", pretrained=f"{_RELEASE}/{backbone['pretrained']}.pth"),
+        backbone=dict(backbone, type="ECViT", pretrained=f"{RELEASE}/{backbone['pretrained']}.pth"),
         neck=dict(type="DEIMv2Encoder", num_heads=8, block="deim", activation="silu", **ENCODERS[size]),
         head=dict(
             type="DEIMv2Head", d_model=ENCODERS[size]["out_channels"], num_heads=8, num_points=[3, 6, 3],

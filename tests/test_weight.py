@@ -82,8 +82,9 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 def test_core_has_few_lines():
     # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard
-    # of `__main__` are named by what starts the processes that load their data. 210: class heads start from rows by name.
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 59_740
+    # of `__main__` are named by what starts the processes that load their data. 210: class heads start from rows by
+    # name. 935: poses without boxes (ECPose), a head with its own decoder, matcher, criterion and denoising.
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_675
 
 
 def test_contracts_are_few():

@@ -18,12 +18,12 @@ from vitkit.model_zoo.converters.rt_detr import (
 )
 
 
-def settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
+def settings(prefixes: Sequence[str], attention: str | None) -> list[Rule]:
     """Return the rules of the entries that follow from the settings: scales of distances and points, and anchors.
 
     Args:
         prefixes: the scales of distances are read below the first, and written below each.
-        attention: name of a decoder layer's cross-attention.
+        attention: name of a decoder layer's cross-attention; None: it stores no scales of points.
     """
 
     def read(state: State, model: nn.Module) -> State:
@@ -43,10 +43,11 @@ def settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
             state[f"{prefix}reg_scale"] = torch.tensor([head.decoder.reg_scale])
         return state
 
+    scales = [] if attention is None else [point_scales(f"{prefixes[-1]}layers.", f"{attention}.num_points_scale")]
     return [
         Custom(read, write),
         *map(Drop, ("reg_scale$", ".up$", "decoder.project$", "anchors$", "valid_mask$")),
-        point_scales(f"{prefixes[-1]}layers.", f"{attention}.num_points_scale"),
+        *scales,
     ]
 
 

@@ -53,16 +53,21 @@ def _write_periods(state: State, model: nn.Module) -> State:
     return state
 
 
-def _official() -> Iterator[Rule]:
-    yield Custom(refuse_deployed)
-    yield from settings(("decoder.", "decoder.decoder."), "cross_attn")
-    yield Custom(writing=write_anchors)
+def official_maps() -> Iterator[Rule]:
+    """Yield the rules of backbone and encoder, which ECPose also has."""
     yield Custom(writing=_write_periods)
     yield from _vit(_VIT, "backbone.")
     for leaf in pair_with_norm("", ""):
         yield Rename(f"^{_PROJECTOR}{{i}}.{leaf[0]}", f"^{_PROJECTOR}{{i}}.{leaf[1]}")
     yield Custom(_read_projections, _write_projections)
     yield from official_neck()
+
+
+def _official() -> Iterator[Rule]:
+    yield Custom(refuse_deployed)
+    yield from settings(("decoder.", "decoder.decoder."), "cross_attn")
+    yield Custom(writing=write_anchors)
+    yield from official_maps()
     yield from below("decoder.decoder.segmentation_head.", "head.mask_head.", BLOCK_MASKS)
     yield from official_head()
     layer = "head.decoder.layers.{i}."

@@ -6,6 +6,7 @@ from vitkit.model_zoo.converters import (
     detr,
     dfine,
     ecdet,
+    ecpose,
     eomt,
     fairseq,
     grounding_dino,
@@ -22,7 +23,7 @@ from vitkit.model_zoo.converters import (
 )
 
 # ECDet's decoder has all names of D-FINE's.
-_DETR_LIKE = (grounding_dino, detr, deformable_detr, rt_detr, ecdet, deimv2, dfine, rf_detr)
+_DETR_LIKE = (grounding_dino, detr, deformable_detr, rt_detr, ecpose, ecdet, deimv2, dfine, rf_detr)
 _MODELS = (*_DETR_LIKE, maskformer, eomt, self_distillation)
 _BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq, language_models)
 

@@ -21,11 +21,14 @@ REAL_TIME_MODELS = (
     *("transformers RT-DETR", "transformers RT-DETRv2", "transformers D-FINE", "transformers DEIMv2"),
 )
 """Formats whose class heads have a row for each class of COCO, not for each raw id."""
+POSE_MODELS = ("Intellindust-AI-Lab/EdgeCrafter, poses",)
+"""Formats whose class heads have one row, that of persons, for a model with one class."""
 FOCAL_MODELS = (
     *("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO", "transformers Deformable DETR"),
     *("roboflow/rf-detr", "roboflow/rf-detr, with masks"),
     *("transformers RF-DETR", "transformers RF-DETR, with masks"),
     *REAL_TIME_MODELS,
+    *POSE_MODELS,
 )
 """Formats whose class heads have no row for "no object"."""
 
@@ -118,6 +121,8 @@ def ranks_by_first_row(key: str, expected: Mapping[str, Tensor]) -> bool:
 
 def has_coco_head(state: State, converter: Format) -> bool:
     """Whether a detector's class heads have as many rows as those of the official ones, which were trained on COCO."""
+    if converter.name in POSE_MODELS:
+        return _all_heads_have(state, (1,))
     rows = (len(COCO_CLASSES),) if converter.name in REAL_TIME_MODELS else (91, 92, _PANOPTIC_ROWS)
     return _all_heads_have(state, rows)
 

@@ -15,7 +15,7 @@ from vitkit.model_zoo.converters.layers import (
 )
 from vitkit.model_zoo.converters.resnet import library_resnet, official_resnet_vd
 
-_EVALUATED_SIZE = 640
+EVALUATED_SIZE = 640
 """Height and width of the images for which the originals store anchors."""
 
 LIBRARY_DECODER = (
@@ -58,7 +58,7 @@ def point_scales(prefix: str, name: str) -> Custom:
     return Custom(read, write)
 
 
-def write_anchors(state: State, model: nn.Module, size: int = _EVALUATED_SIZE) -> State:
+def write_anchors(state: State, model: nn.Module, size: int = EVALUATED_SIZE) -> State:
     """Add the logits of the anchors at the evaluated size, which the originals have as buffers."""
     levels = []
     for level, info in enumerate(model.get_submodule("neck").feature_info.values()):

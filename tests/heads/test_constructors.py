@@ -5,6 +5,7 @@ import torch
 
 from vitkit.errors import ConfigError
 from vitkit.heads.detr import DETRHead
+from vitkit.heads.detrpose import DETRPoseHead
 from vitkit.heads.dino import DINOHead
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.registry import HEADS, NECKS, TRAINING_QUERIES, parameters_of
@@ -54,6 +55,16 @@ WORDS = {
         reg_scale=3.0,
         up=0.25,
         masks=dict(type="BlockMasks", one_block=True),
+    ),
+    "DETRPoseHead": dict(
+        LAYERS,
+        num_keypoints=5,
+        num_points=2,
+        num_decoder_layers=2,
+        reg_max=8,
+        reg_scale=3.0,
+        up=0.25,
+        keeps_positions=False,
     ),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),
@@ -139,6 +150,7 @@ WORDS = {
     "BoxDenoising": DENOISING,
     "TextDenoising": DENOISING,
     "MaskDenoising": dict(num_queries=5, label_flips=0.1, mask_flips=0.3),
+    "KeypointDenoising": dict(num_queries=5, label_noise=0.1, noise_labels=7, published_noise=True),
     "QueryGroups": dict(groups=3),
     "OneToManyQueries": dict(num_queries=6, repeats=3),
 }
@@ -155,6 +167,7 @@ def owner_arguments(name):
     if name in NECKS:
         return dict(feature_info=MAPS)
     info, head = (PIXELS, Mask2FormerHead) if name == "MaskDenoising" else (MAPS, DINOHead)
+    head = DETRPoseHead if name == "KeypointDenoising" else head
     options = dict(num_decoder_layers=1) | (dict(num_levels=1) if head is Mask2FormerHead else {})
     return dict(head=head(info, 3, num_queries=6, d_model=32, **options), num_classes=3)
 

@@ -154,6 +154,15 @@ DENSE = {
         ),
         {"query0", "points", "rollout"},
     ),
+    "ECPose": (
+        dict(
+            num_keypoints=5,
+            backbone=dict(type="ECViT", d_model=16, depth=2, num_heads=2),
+            neck=dict(type="DEIMv2Encoder", out_channels=16, num_heads=2, d_ffn=32, activation="silu"),
+            head=dict(type="DETRPoseHead", num_decoder_layers=2, **LAYERS),
+        ),
+        {"query0", "points", "rollout"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},

@@ -15,11 +15,13 @@ BOX_MASK_MATCHER = dict(BOX_MATCHER, type="HungarianBoxMaskMatcher", cost_mask=4
 BOX_MASK_MATCHER |= dict(mask_cost="focal", point_padding="zeros")
 POINT_MATCHER = dict(BOX_MATCHER, type="HungarianBoxKeypointMatcher", cost_keypoint_l1=0.3, cost_keypoint_findable=0.4)
 POINT_MATCHER |= dict(cost_keypoint_visible=0.6, cost_keypoint_nll=0.7)
+KEYPOINT_MATCHER = dict(type="HungarianKeypointMatcher", cost_labels=2.0, cost_keypoint_l1=9.0, cost_oks=3.0)
 TOKEN_MATCHER = dict(type="TokenMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=3.0, label_cost="prompt")
 MATCHER_SPECS = [
     BOX_MATCHER,
     BOX_MASK_MATCHER,
     POINT_MATCHER,
+    KEYPOINT_MATCHER,
     MASK_MATCHER,
     TOKEN_MATCHER,
     dict(type="FixedMaskMatcher"),
@@ -64,6 +66,15 @@ CRITERION_SPECS = [
         class_loss="iou_aware",
         focal_alpha=0.65,
         focal_gamma=1.5,
+    ),
+    dict(
+        type="KeypointCriterion",
+        matcher=KEYPOINT_MATCHER,
+        weights=dict(labels=2.0, keypoint_l1=9.0, oks=3.0),
+        class_loss="varifocal",
+        focal_alpha=0.65,
+        focal_gamma=1.5,
+        keypoint_sigmas=[0.11, 0.12],
     ),
     dict(
         type="DFINECriterion",
@@ -139,7 +150,7 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
         # One whose loss is all that there is to say has none.
         assert isinstance(criterion, Criterion) and (criterion.meters or spec["type"] == "ReconstructionLoss")
         is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion", "DFINEMaskCriterion")
-        is_sigmoid |= spec["type"] in ("GroundingCriterion", "BoxKeypointCriterion")
+        is_sigmoid |= spec["type"] in ("GroundingCriterion", "BoxKeypointCriterion", "KeypointCriterion")
         assert criterion.class_activation == ("sigmoid" if is_sigmoid else None)
     assert dict(Criterion().meters) == {}
 

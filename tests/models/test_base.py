@@ -127,6 +127,20 @@ DENSE_MODELS = {
         ),
         num_queries=6,
     ),
+    "ecpose": dict(
+        type="ECPose",
+        neck=dict(
+            type="DEIMv2Encoder",
+            out_channels=32,
+            in_features=["res4", "res5"],
+            num_heads=2,
+            d_ffn=32,
+            activation="silu",
+        ),
+        head=dict(type="DETRPoseHead", d_model=32, num_heads=2, num_points=[2, 4], d_ffn=32, num_decoder_layers=2),
+        num_keypoints=3,
+        num_queries=6,
+    ),
     "mask2former": dict(type="Mask2Former", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS),
     "mask2former_undivided": dict(
         type="Mask2Former",

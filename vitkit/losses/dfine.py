@@ -15,6 +15,7 @@ from vitkit.losses.matched import MatchedLayers, SetLayers, mean_of_batches
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.box_distances import distances_of_boxes, neighboring_bins
 from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
+from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget, ImageMatches, Matches
 
@@ -27,8 +28,8 @@ class Pairs:
     """(M,) int64."""
     query: Tensor
     """(M,) int64."""
-    target_cxcywh: Tensor
-    """(M, 4) in 0..1."""
+    target: Tensor
+    """(M,) int64, index of the target among those of the whole batch."""
     normalizer: Tensor
     """What sums over the pairs are divided by."""
     counts: Tensor
@@ -133,10 +134,10 @@ class DFINECriterion(SetCriterion):
             _check_sets(all_sets, num_bins=len(outputs["distance_bins"]))
             if not self.union:
                 return {name: loss for sets in all_sets for name, loss in self.set_losses(sets, outputs).items()}
-            union = self._union(all_sets)
+            union = pairs_of_union(self, all_sets)
             for sets in all_sets:
                 matched = self.collect_matched_layers(sets)
-                pairs = self._collect_known_pairs(sets, matched) if sets.has_known_matches else union
+                pairs = known_pairs(self, sets, matched) if sets.has_known_matches else union
                 losses |= self._class_and_box_losses(sets, matched, pairs)
                 refined = _layers_with_distributions(sets)
                 if refined.layers:
@@ -151,31 +152,6 @@ class DFINECriterion(SetCriterion):
         giou = generalized_box_iou(cxcywh_to_xyxy(clamp_sizes(pred_cxcywh)), cxcywh_to_xyxy(target_cxcywh))
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
-    def _union(self, all_sets: Sequence[SetLayers]) -> Pairs:
-        """Return the pairs for all queries whose matches are not known."""
-        main = all_sets[0]
-        voting = [layer for sets in all_sets if not sets.has_known_matches for layer in sets.matches]
-        union = union_of_matches(voting, main.layers[0]["pred_logits"].shape[1], main.counts)
-        _, image, query, target = replace(main, matches=[union]).list_matched_indices()[:, 0]
-        counts = self._counts(query, main)
-        return Pairs(image, query, _target_boxes(main)[target], counts[0].clamp(min=1e-6), counts)
-
-    def _collect_known_pairs(self, sets: SetLayers, matched: MatchedLayers) -> Pairs:
-        """Return the pairs of a set whose matches, the same in all layers, are known."""
-        _, image, query = (indices[0] for indices in matched.indices)
-        target_cxcywh = _target_boxes(sets)[matched.target[0]]
-        normalizer = sets.repeats * matched.num_targets
-        return Pairs(image, query, target_cxcywh, normalizer, self._counts(query, sets))
-
-    def _counts(self, query: Tensor, sets: SetLayers) -> Tensor:
-        """Return the means over batches of the numbers of paired and of other queries, (2,)."""
-        num_queries = sets.layers[0]["pred_logits"][..., 0].numel()
-        counts = torch.tensor([len(query), num_queries - len(query)], dtype=torch.float32)
-        counts = counts.to(query.device, non_blocking=True)
-        means = mean_of_batches(self, counts)
-        # Nearly all queries are not paired, however many objects a batch has.
-        return means if self.step_share is None else torch.stack([means[0], counts[1]])
-
     def _class_and_box_losses(self, sets: SetLayers, matched: MatchedLayers, pairs: Pairs) -> dict[str, Tensor]:
         boxes = sets.stack("pred_boxes")  # (L, B, Q, 4)
         ious = _ious(boxes[tuple(matched.indices)], _target_boxes(sets)[matched.target])
@@ -188,7 +164,7 @@ class DFINECriterion(SetCriterion):
             weights=matched.class_weights,
             **self.sigmoid_settings,
         )
-        box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], pairs.target_cxcywh)
+        box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], _target_boxes(sets)[pairs.target])
         terms = {name: values.sum(1) / pairs.normalizer for name, values in box_losses.items()}
         labels = class_losses / (sets.repeats * matched.num_targets)
         return sets.name_losses({"labels": labels, **terms}, self.weights)
@@ -197,7 +173,8 @@ class DFINECriterion(SetCriterion):
         """Return the weighted fine-grained localization loss of each layer (section 4.1)."""
         # All layers predict distances from the same boxes, so they have the same targets.
         initial_boxes = sets.layers[0]["initial_boxes"].detach().float()[pairs.image, pairs.query]
-        distances = distances_of_boxes(initial_boxes, cxcywh_to_xyxy(pairs.target_cxcywh), reg_scale)
+        target_boxes = _target_boxes(sets)[pairs.target]
+        distances = distances_of_boxes(initial_boxes, cxcywh_to_xyxy(target_boxes), reg_scale)
         left, right_weight = neighboring_bins(distances, bins)  # (M, 4)
         neighbors = torch.stack([left, left + 1], dim=-1)  # (M, 4, 2)
         shares = torch.stack([1 - right_weight, right_weight], dim=-1)
@@ -231,6 +208,33 @@ class DFINECriterion(SetCriterion):
         # has no effect.
         shares = main_counts.sqrt() / main_counts.sqrt().sum()
         return students.name_losses({"ddf": (shares[:, None] * means).sum(0)}, self.weights)
+
+
+def pairs_of_union(criterion: Criterion, all_sets: Sequence[SetLayers]) -> Pairs:
+    """Return the pairs for all queries whose matches are not known, see `union_of_matches`."""
+    main = all_sets[0]
+    voting = [layer for sets in all_sets if not sets.has_known_matches for layer in sets.matches]
+    union = union_of_matches(voting, main.layers[0]["pred_logits"].shape[1], main.counts)
+    _, image, query, target = replace(main, matches=[union]).list_matched_indices()[:, 0]
+    counts = _counts(criterion, query, main)
+    return Pairs(image, query, target, counts[0].clamp(min=1e-6), counts)
+
+
+def known_pairs(criterion: Criterion, sets: SetLayers, matched: MatchedLayers) -> Pairs:
+    """Return the pairs of a set whose matches, the same in all layers, are known."""
+    _, image, query = (indices[0] for indices in matched.indices)
+    normalizer = sets.repeats * matched.num_targets
+    return Pairs(image, query, matched.target[0], normalizer, _counts(criterion, query, sets))
+
+
+def _counts(criterion: Criterion, query: Tensor, sets: SetLayers) -> Tensor:
+    """Return the means over batches of the numbers of paired and of other queries, (2,)."""
+    num_queries = sets.layers[0]["pred_logits"][..., 0].numel()
+    counts = torch.tensor([len(query), num_queries - len(query)], dtype=torch.float32)
+    counts = counts.to(query.device, non_blocking=True)
+    means = mean_of_batches(criterion, counts)
+    # Nearly all queries are not paired, however many objects a batch has.
+    return means if criterion.step_share is None else torch.stack([means[0], counts[1]])
 
 
 def union_of_matches(layers: Matches, num_queries: int, counts: Sequence[int]) -> list[ImageMatches]:
@@ -319,7 +323,7 @@ def _of_pairs(sets: SetLayers, field: str, pairs: Pairs) -> Tensor:
 
 def _pair_ious(sets: SetLayers, pairs: Pairs) -> Tensor:
     """Return the IoU of each pair in each layer, (L, M), without gradient."""
-    return _ious(_of_pairs(sets, "pred_boxes", pairs), pairs.target_cxcywh)
+    return _ious(_of_pairs(sets, "pred_boxes", pairs), _target_boxes(sets)[pairs.target])
 
 
 def _ious(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.models.base import Part, QueryDetector
-from vitkit.ops.detections import BatchDetections, in_pixels, with_scores
-from vitkit.ops.keypoints import keypoints_in_pixels, log_mean_variance
+from vitkit.ops.detections import BatchDetections, with_scores
+from vitkit.ops.keypoints import detections_with_keypoints, log_mean_variance
 from vitkit.registry import MODELS
 from vitkit.structures import KeypointDetections
 
@@ -135,9 +135,7 @@ class RFDETRKeypoints(RFDETR):
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[KeypointDetections]:
         """Return the detections of each image, in pixels of the original image, with keypoints (N, K, 3)."""
         batch = self.detections(outputs)
-        sizes = torch.as_tensor(image_sizes, device=batch.scores.device).view(-1, 2)
-        points = keypoints_in_pixels(self.keypoints(outputs, batch), sizes)
-        return [KeypointDetections(**d, keypoints=p) for d, p in zip(in_pixels(batch, image_sizes), points)]
+        return detections_with_keypoints(batch, self.keypoints(outputs, batch), image_sizes)
 
     def _points(self, outputs: Mapping[str, Tensor], detections: BatchDetections) -> tuple[Tensor, Tensor]:
         """Return what is predicted for the points of each detection, (B, N, K, 7), and whether its label has points,

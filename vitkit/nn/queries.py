@@ -22,11 +22,11 @@ class Queries(NamedTuple):
     """The Q queries that a decoder starts from."""
 
     content: Tensor
-    """(B, Q, d_model)."""
+    """(B, Q, d_model); or (B, Q, 1 + K, d_model), each query being an instance and its K keypoints."""
     positions: Tensor | None = None
     """(B, Q, d_model), added to the content in every attention; None if the decoder computes them from boxes."""
     references: Tensor | None = None
-    """(B, Q, 2) points (x, y) or (B, Q, 4) boxes cxcywh, in 0..1 of the unpadded image; None without any."""
+    """(B, Q, 2) or (B, Q, 1 + K, 2) points (x, y), or (B, Q, 4) boxes cxcywh, in 0..1 of the image without padding."""
     bias: Tensor | None = None
     """(Q, Q), added to the scores of the self-attention; None if all queries see each other."""
     num_parts: int = 1
@@ -50,9 +50,9 @@ class QueryHead(nn.Module, ABC):
     num_queries: int
     learned_channels: int = 0
     """Channels of the learned vector that each query is made from; 0 if queries are made only from the image."""
-    reference: Literal["none", "points", "boxes"] = "none"
-    """What the queries' references are. Boxes can be denoised with all but "points"; with "none", the positions of such
-    queries are made from their boxes."""
+    reference: Literal["none", "points", "boxes", "keypoints"] = "none"
+    """What the queries' references are. Boxes are denoised with "boxes", and with "none", where the positions of such
+    queries are made from their boxes; keypoints with "keypoints"."""
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
     attends_in_parts: bool = False

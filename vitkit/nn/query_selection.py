@@ -53,20 +53,7 @@ class LocationSelection(nn.Module):
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
         memory = memory.masked_fill(unusable, 0)
-        x = self._contents(memory)
-        logits = self.class_embed(x)
-        scores = logits.amax(-1)
-        if levels.padding_mask is not None:
-            # The originals have no padding. All its locations have one score, which may be the highest.
-            scores = scores.masked_fill(levels.padding_mask, -torch.inf)
-        best = scores.topk(num_queries, dim=1).indices
-        # Only the selected locations have a loss, so the boxes of others need not be computed.
-        if torch.is_grad_enabled():
-            # Computed again for them alone, so that nothing is stored for the others, whose gradient is zero.
-            content = self._contents(gather_rows(memory, best))
-            logits = self.class_embed(content)
-        else:
-            content, logits = gather_rows(x, best), gather_rows(logits, best)
+        content, logits, best = select_locations(self, memory, levels, num_queries)
         boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
         selection = {
             "name": "enc",
@@ -79,9 +66,25 @@ class LocationSelection(nn.Module):
         }
         return selection, Queries(content.detach(), references=boxes.detach())
 
-    def _contents(self, memory: Tensor) -> Tensor:
+    def contents(self, memory: Tensor) -> Tensor:
         """(B, N, d_model) -> the same."""
         return self.enc_output_norm(self.enc_output(memory)) if self.projects else memory
+
+
+def select_locations(stage: nn.Module, memory: Tensor, levels: Levels, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a stage's contents, class logits and indices of the best locations, (B, count, ...), padding the last."""
+    contents = stage.contents(memory)  # (B, S, d_model)
+    logits = stage.class_embed(contents)
+    scores = logits.amax(-1)
+    if levels.padding_mask is not None:
+        # The originals have no padding. All its locations have one score, which may be the highest.
+        scores = scores.masked_fill(levels.padding_mask, -torch.inf)
+    best = scores.topk(count, dim=1).indices
+    if not torch.is_grad_enabled():
+        return gather_rows(contents, best), gather_rows(logits, best), best
+    # Computed again for them alone, so that nothing is stored for the others, whose gradient is zero.
+    contents = stage.contents(gather_rows(memory, best))
+    return contents, stage.class_embed(contents), best
 
 
 class BoxSelection(nn.Module):

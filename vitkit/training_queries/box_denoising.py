@@ -73,7 +73,7 @@ class BoxDenoising(nn.Module):
         padding: float = 0.5,
     ):
         super().__init__()
-        if head.reference == "points" or head.attends_in_masks:
+        if head.reference in ("points", "keypoints") or head.attends_in_masks:
             raise ConfigError(
                 f"BoxDenoising needs queries that start from boxes, unlike those of this {type(head).__name__}. "
                 "Choose model.head.type=DABDeformableDETRHead or DINOHead, or DeformableDETRHead with two_stage=True."

@@ -451,7 +451,7 @@ class ImageSampling:
         # Some models predict boxes a second time after the first layer, which precede the layers' own.
         outputs = [*self.view.outputs["aux_outputs"], self.view.outputs][-len(self.levels) :]
         for i, output in enumerate(outputs):
-            locations, weights = (x[0, query].float().cpu() for x in self.view.records[f"layers.{i}.cross_attn"][0])
+            locations, weights = self._samples(i, query)
             score, label = self.view.class_scores(output)[query].max(dim=-1)
             layers.append(
                 QueryLayer(
@@ -465,6 +465,16 @@ class ImageSampling:
                 )
             )
         return layers
+
+    def _samples(self, layer: int, query: int) -> tuple[Tensor, Tensor]:
+        """Return locations (heads, groups, points, 2) and weights (heads, groups, points) of a query's samples, those
+        of all its tokens if it has several, such as one for each keypoint."""
+        num_queries = self.view.outputs["pred_boxes"].shape[1]
+        locations, weights = (
+            x[0].unflatten(0, (num_queries, -1))[query].float().cpu()  # (tokens, heads, groups, points, ...)
+            for x in self.view.records[f"layers.{layer}.cross_attn"][0]
+        )
+        return locations.permute(1, 2, 0, 3, 4).flatten(2, 3), weights.permute(1, 2, 0, 3).flatten(2) / len(weights)
 
     def query_ratios(self, queries: Sequence[int]) -> Tensor:
         """Return the weight of the points that each decoder layer samples in the queries' final boxes, relative to the
