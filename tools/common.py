@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,12 +232,23 @@ def machine_error_line(error: BaseException) -> str | None:
         return f"error: out of memory ({reason}). End other programs, or give this one less to do."
     if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _FOLDER_ERRORS | _NAME_ERRORS:
         return None
+    if error.filename is None and error.errno == errno.ENOSPC and _is_of_multiprocessing(error):
+        return (
+            "error: /dev/shm: no space left for what the processes that load data share. Give it more, in a container "
+            "by --shm-size=8g or --ipc=host, or set data.num_workers=0."
+        )
     name = str(error.filename or "the output")
     if error.errno in _NAME_ERRORS:
         return f"error: {name[:_SHOWN_OF_NAME]}: {error.strerror}. Expected the name of a file or a folder."
     if error.errno in _FOLDER_ERRORS:
         return f"error: {name}: expected a folder, but there is a file. Choose another folder."
     return f"error: {name}: {error.strerror}. Free space or fix the permissions there, or choose another folder."
+
+
+def _is_of_multiprocessing(error: BaseException) -> bool:
+    """Whether an error comes from Python's own queues and locks of processes."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.split(".")[0] == "multiprocessing" for name in names)
 
 
 def is_override(text: str | None) -> bool:

@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     try:
         with errors_in_one_line():
-            check_out("--out", args.out)
+            check_out("--out", args.out if args.eval_only or args.print_config else out)
             check_out("--report", args.report)
             if args.model is None:
                 setup_logging()

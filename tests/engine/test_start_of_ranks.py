@@ -2,8 +2,8 @@
 
 import logging
 import os
+import re
 import socket
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +12,14 @@ import torch
 from helpers.plain_dataset import PlainDataset
 from helpers.processes import on_ranks
 from helpers.sharded_training import CPU, Warnings, needs_newer_torch, run
+from PIL import Image
 
 from vitkit import distributed
 from vitkit.apps.training.process_group import init_distributed
 from vitkit.config import load_config
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.datasets.image_folder import ImageFolder
+from vitkit.data.datasets.mixed import MixedDataset
 from vitkit.distributed import idle_devices, rank
 from vitkit.engine import checkpointing, consistency
 from vitkit.engine.consistency import check_same_data, check_same_start
@@ -23,6 +27,7 @@ from vitkit.engine.parallel import state_of
 from vitkit.engine.run_folder import RunFolder
 from vitkit.engine.trainer import build_run
 from vitkit.errors import CheckpointError, ConfigError, VitkitError
+from vitkit.protocols.dataset import Dataset
 
 
 def weights_and_random_numbers(folder: Path) -> dict:
@@ -62,6 +67,37 @@ class Listed(PlainDataset):
         return 3
 
 
+def folders(root: Path, moved: str) -> Path:
+    """Write three images in folders of two classes; return their folder."""
+    for name in ("cat/1.png", "cat/2.png", moved):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(root / name)
+    return root
+
+
+def yolo(root: Path, width: float) -> Path:
+    for name, text in {"data.yaml": "train: images\nnames: [cat]\n", "labels/1.txt": f"0 .5 .5 {width} .5\n"}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "images/1.png")
+    return root
+
+
+def data_without_one_file(folder: Path, other: int) -> dict[str, Dataset]:
+    """Return datasets of equal size, of which `other` is another one."""
+    written = folder / f"{other}"
+    mixed = dict(type="CocoDetection", images=None, annotations=str(yolo(written / "mixed", 0.5 + 0.1 * other)))
+    return {
+        "folders": ImageFolder(folders(written / "folders", "dog/1.png" if other else "dog/3.png")),
+        "labels": ImageFolder(folders(written / "labels", "dog/9.png" if other else "cat/9.png")),
+        "yolo": CocoDetection(None, yolo(written / "yolo", 0.5 + 0.25 * other)),
+        "mixed": MixedDataset(datasets=[dict(type="ShapesDetection", num_images=2, image_size=32), mixed]),
+        "text": Listed(sides=[["a", "b"], ["c", "e" if other else "d"]]),
+        "same": ImageFolder(folders(written / "same", "dog/1.png")),
+    }
+
+
 def ranks_that_differ(folder: Path) -> dict:
     said = Warnings()
     logging.getLogger("vitkit").addHandler(said)
@@ -75,6 +111,10 @@ def ranks_that_differ(folder: Path) -> dict:
         "config": message_of(check_same_start, config),
         "data": message_of(check_same_data, {"data.train": same, "data.val": own}),
         "same data": message_of(check_same_data, {"data.train": same}),
+        "without a file": {
+            name: message_of(check_same_data, {name: data})
+            for name, data in data_without_one_file(folder, is_other).items()
+        },
     }
     own_time = consistency.time
     consistency.time = SimpleNamespace(time=lambda: 1e9 + 3600 * is_other)
@@ -102,11 +142,13 @@ def test_ranks_that_would_not_train_the_same_end_together_with_the_reason(tmp_pa
         assert main[name] == other[name]
     host = socket.gethostname()
     assert main["config"].startswith(f"ConfigError: rank 1 ({host}) has another config than rank 0: train.seed differ")
-    checksum = zlib.crc32(b'{"images": [1, 2]}')
-    assert (
-        f"DataError: data.val: rank 1 ({host}) has 3 samples ({tmp_path}/list1.json, checksum {checksum})"
-        in main["data"]
-    )
+    assert f"DataError: data.val: rank 1 ({host}) has 3 samples ({tmp_path}/list1.json, checksum " in main["data"]
+    listed = {"folders": "ImageFolder", "labels": "ImageFolder", "yolo": tmp_path / "True" / "yolo"}
+    listed |= {"mixed": "MixedDataset", "text": "Listed"}
+    for name, source in listed.items():
+        assert f"{name}: rank 1 ({host}) has " in (message := main["without a file"][name])
+        assert re.search(rf"has (\d) samples \({re.escape(str(source))}, checksum \d+\), .*has \1 samples", message)
+    assert main["without a file"]["same"] == ""
     assert main["same data"] == main["same config"] == "" and not other["said"]
     clock = [text for text in main["said"] if "clock" in text]
     assert clock == [f"rank 1 ({host}): its clock is 1:00:00 ahead of rank 0's; only times in messages depend on it."]

@@ -1,8 +1,13 @@
 """The tools' common handling of a model's name."""
 
+import errno
+import multiprocessing
+from pathlib import Path
+
 import pytest
 
 from vitkit.tools import analyze, browse
+from vitkit.tools import test as evaluate
 from vitkit.tools.common import errors_in_one_line, split_weights
 
 
@@ -30,3 +35,26 @@ def test_an_error_in_a_users_own_code_is_one_line_that_names_the_place(tmp_path)
     exec(compile(path.read_text(), str(path), "exec"), names)
     with pytest.raises(SystemExit, match=f"error: {path}, line 2: KeyError: 'a'"), errors_in_one_line():
         names["fail"]()
+
+
+def test_too_small_a_dev_shm_is_named_as_the_cause(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as Python says it of a lock's file
+
+    context = multiprocessing.get_context("spawn")
+    monkeypatch.setattr("multiprocessing.synchronize._multiprocessing.SemLock", full)
+    with pytest.raises(SystemExit) as error, errors_in_one_line():
+        context.Queue()
+    assert str(error.value.code) == (
+        "error: /dev/shm: no space left for what the processes that load data share. Give it more, in a container by "
+        "--shm-size=8g or --ipc=host, or set data.num_workers=0."
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder in which nobody can write")
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_evaluated(monkeypatch):
+    monkeypatch.chdir("/proc")
+    with pytest.raises(SystemExit, match=r"^error: --out results\.json: cannot be written \(.*\)\. Choose another"):
+        evaluate.main(["no_such_model"])
+    with pytest.raises(SystemExit, match=r"^error: 'no_such_model' is neither"):
+        evaluate.main(["no_such_model", "--print-config"])

@@ -9,8 +9,9 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from vitkit import __version__
@@ -18,6 +19,7 @@ from vitkit.config.load import cfg_diff
 from vitkit.distributed import barrier, broadcast_object, gather_objects, world_size
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols.dataset import Dataset
+from vitkit.weights.sharded import file_checksum
 
 logger = logging.getLogger("vitkit")
 _MAX_CLOCK_SECONDS = 10.0
@@ -61,7 +63,7 @@ def check_same_start(config: Mapping[str, Any]) -> None:
 
 
 def check_same_data(datasets: Mapping[str, Dataset]) -> None:
-    """Check that all ranks see the same data: number of samples, and checksum of the file that lists them.
+    """Check that all ranks see the same data: number of samples, and checksum of what lists them.
 
     All ranks must call it. Images are not read for it.
 
@@ -78,28 +80,33 @@ def check_same_data(datasets: Mapping[str, Dataset]) -> None:
         raise DataError(failure)
 
 
-def _fingerprint(dataset: Dataset) -> tuple[int, str, int | None]:
-    """Return the number of samples, and name and checksum of the file that lists them."""
+class _Fingerprint(NamedTuple):
+    num_samples: int
+    checksum: int
+    source: str
+    """The file that lists the samples; without one, the dataset's class."""
+
+    def __str__(self) -> str:
+        return f"{self.num_samples} samples ({self.source}, checksum {self.checksum})"
+
+
+def _fingerprint(dataset: Dataset) -> _Fingerprint:
     path = dataset.annotation_file
-    if path is None or not Path(path).is_file():
-        return len(dataset), "", None
-    value = 0
-    with open(path, "rb") as file:
-        while block := file.read(2**22):
-            value = zlib.crc32(block, value)
-    return len(dataset), str(path), value
+    value = 0 if path is None or not Path(path).is_file() else file_checksum(Path(path))
+    for part in dataset.index_parts():
+        is_array = isinstance(part, np.ndarray)
+        value = zlib.crc32(np.ascontiguousarray(part) if is_array else f"{part}\n".encode(errors="replace"), value)
+    return _Fingerprint(len(dataset), value, str(path or type(dataset).__name__))
 
 
-def _first_difference(per_rank: Sequence[tuple[str, Mapping[str, tuple[int, str, int | None]]]]) -> str | None:
+def _first_difference(per_rank: Sequence[tuple[str, Mapping[str, _Fingerprint]]]) -> str | None:
     """Return a description of the first data that differ from the main rank's, None if there are none."""
     for number, (host, fingerprints) in enumerate(per_rank):
-        for key, (samples, path, checksum) in fingerprints.items():
-            main_host, main_fingerprints = per_rank[0]
-            main_samples, main_path, main_checksum = main_fingerprints[key]
-            if (samples, checksum) != (main_samples, main_checksum):
+        main_host, main = per_rank[0]
+        for key, fingerprint in fingerprints.items():
+            if fingerprint[:2] != main[key][:2]:
                 return (
-                    f"{key}: rank {number} ({host}) has {samples} samples ({path or 'no file'}, checksum {checksum}), "
-                    f"rank 0 ({main_host}) has {main_samples} ({main_path or 'no file'}, checksum {main_checksum}). "
+                    f"{key}: rank {number} ({host}) has {fingerprint}, rank 0 ({main_host}) has {main[key]}. "
                     "Copy the same files to all machines, or share their folder."
                 )
     return None

@@ -90,6 +90,14 @@ class Dataset(ABC):
         """Return the identifier of each sample: `image_ids`, or else its index."""
         return range(len(self)) if self.image_ids is None else self.image_ids
 
+    def index_parts(self) -> Iterator[Any]:
+        """Yield what lists its samples and classes, as arrays and texts, by which ranks compare their data; no image is
+        read for it."""
+        yield from self.classes or ()
+        yield from self.sample_ids()
+        for lines in self.sides:
+            yield from lines
+
     def training_indices(self) -> Sequence[int]:
         """Return the indices of the training samples."""
         return range(len(self))

@@ -50,7 +50,7 @@ def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         metadata = dcp.save(dict(sharded), storage_writer=dcp.FileSystemWriter(temporary))
         for path in temporary.glob(f"__{rank()}_*.distcp"):
-            checksums[path.name] = [path.stat().st_size, _checksum(path)]
+            checksums[path.name] = [path.stat().st_size, file_checksum(path)]
     except (CheckpointException, OSError) as error:  # dcp raises the error of any rank on all ranks
         issue = _reason(error)
     per_rank = gather_objects((issue, checksums))
@@ -106,7 +106,7 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
         )
     for name, (size, checksum) in files.items():
         actual = (folder / name).stat().st_size
-        if actual != size or (checksums and _checksum(folder / name) != checksum):
+        if actual != size or (checksums and file_checksum(folder / name) != checksum):
             reason = f"it has {actual} bytes of {size}" if actual != size else "its checksum is wrong"
             raise CheckpointError(f"{folder / name}: truncated or damaged ({reason}). Get the file again.")
 
@@ -263,7 +263,8 @@ def _folder(checkpoint: Path, shards: Mapping[str, Any]) -> Path:
     return checkpoint.parent / Path(shards["folder"]).name
 
 
-def _checksum(path: Path) -> int:
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(2**22):

@@ -1,6 +1,6 @@
 """Base classes of image datasets: indexing, transforms, defaults, and building detection samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,11 @@ class ListedImages(BaseImageDataset):
     @property
     def image_ids(self) -> np.ndarray:
         return self.table.image_ids
+
+    def index_parts(self) -> Iterator[Any]:
+        yield from super().index_parts()
+        # Without encoded masks: their bytes differ between versions of Python.
+        yield from (part for name, part in vars(self.table).items() if not name.startswith("segmentation"))
 
     def file_name(self, index: int) -> str:
         return flat_text(self.table.file_names, self.table.name_offsets, index)

@@ -191,7 +191,7 @@ class CocoCaptions(CaptionDataset):
             raise ConfigError(f"missing_images: got {missing_images!r}; expected 'error' or 'drop'.")
         require_folders(images=images)
         self.store = ImageStore(images)
-        path = Path(annotations)
+        self.annotation_file = path = Path(annotations)
         entries, captions = read_caption_file(path, split, images=self.store.folder)
         entries = first_images(entries, first)
         check_inside(images, (entry["file_name"] for entry in entries), path.name, allow_outside=allow_outside)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,10 @@ class ListedFiles(ClassificationDataset):
     def image_ids(self) -> list[str]:
         """Paths of the files, relative to the folder."""
         return [os.fsdecode(path) for path in self._paths.tolist()]
+
+    def index_parts(self) -> Iterator[Any]:
+        yield from super().index_parts()
+        yield self._labels
 
     def image_id(self, index: int) -> str:
         return os.fsdecode(self._paths[index])

@@ -122,6 +122,9 @@ class MixedDataset(BaseImageDataset):
     def aspect_ratios(self) -> np.ndarray:
         return np.concatenate([dataset.aspect_ratios() for dataset in self.datasets])
 
+    def index_parts(self) -> Iterator[Any]:
+        return chain.from_iterable(dataset.index_parts() for dataset in self.datasets)
+
     def image_blocks(self) -> np.ndarray | None:
         parts, count = [], 0
         for dataset in self.datasets:
