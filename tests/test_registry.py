@@ -159,3 +159,22 @@ def test_an_error_of_a_constructor_names_the_config_path_of_every_build_around_i
         Layer(0)
     with pytest.raises(ConfigError, match=r"^outer\.inner: width=0: expected at least 1\.$"):
         outer.build({"type": "Stack", "inner_spec": {"type": "Layer", "width": 0}})
+
+
+def test_a_failure_in_the_constructor_of_an_own_class_names_the_class_its_key_and_the_line():
+    evaluators = Registry("evaluator")
+
+    @evaluators.register
+    class Mine:
+        def __init__(self, dataset: list, *, key: str = "a"):
+            self.names = dataset.classses if key == "a" else {}[key]
+
+    place = r"\(test_registry\.py, line \d+\)\.$"
+    failed = "^evaluator Mine: its constructor failed: "
+    with pytest.raises(ConfigError, match=rf"{failed}AttributeError: .*'classses' {place}"):
+        evaluators.build("Mine", dataset=[])
+    with pytest.raises(ConfigError, match=rf"{failed}KeyError: 'b' {place}"):
+        evaluators.build(dict(type="Mine", key="b"), dataset=[])
+    Mine.__module__ = "vitkit.evaluation.mine"  # a fault of the library keeps its traceback
+    with pytest.raises(AttributeError):
+        evaluators.build("Mine", dataset=[])

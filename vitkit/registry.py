@@ -11,6 +11,7 @@ import itertools
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
@@ -245,6 +246,12 @@ class Registry:
         except (ValueError, TypeError) as error:
             reason = str(error).partition("\n")[0]  # torch's messages go on with a trace of its own
             raise ConfigError(f"{self.kind} {constructor.__name__}: {reason}") from error
+        except (AttributeError, LookupError, NameError) as error:
+            if constructor.__module__.startswith("vitkit."):
+                raise
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({os.path.basename(frame.filename)}, line {frame.lineno})"
+            raise ConfigError(f"{self.kind} {constructor.__name__}: its constructor failed: {reason}.") from error
 
 
 def require_base(kind: str, cls: type, base: type) -> None:

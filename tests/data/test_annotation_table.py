@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitkit.data.datasets.annotation_table import AnnotationTable, image_columns
-from vitkit.io.shared_memory import SharedArray, flat_text
+from vitkit.io.shared_memory import SharedArray, text_at
 
 
 def make_table(**others):
@@ -19,7 +19,7 @@ def make_table(**others):
 
 def test_table_lists_images_and_cannot_be_changed():
     table = make_table()
-    assert [flat_text(table.file_names, table.name_offsets, k) for k in range(2)] == ["é.png", "b.png"]
+    assert [text_at(table.file_names, table.name_offsets, k) for k in range(2)] == ["é.png", "b.png"]
     assert table.sizes.tolist() == [[3, 4], [5, 6]] and table.image_ids.dtype == table.sizes.dtype == np.int64
     with pytest.raises(FrozenInstanceError):
         table.labels = table.labels[:1]

@@ -1,5 +1,7 @@
 """Grounding DINO: prompts, predictions, training and key names; test_grounding_dino_peers.py compares outputs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers.grounding_models import (
@@ -16,11 +18,13 @@ import vitkit
 from vitkit.apps.analysis.reports.api import attention_memory, step_memory
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
+from vitkit.engine.evaluate import evaluate
 from vitkit.errors import ConfigError, DataError
 from vitkit.model_zoo.converters import write_names
 from vitkit.models.grounding_dino import with_phrase_features
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import CRITERIA
+from vitkit.structures import Batch
 from vitkit.text.prompt_tokens import phrase_tokens, prompt_layout
 from vitkit.text.prompts import encode_phrases, split_phrases
 from vitkit.text.vocabulary import Vocabulary
@@ -318,3 +322,21 @@ def test_costs_are_counted_with_a_prompt_of_cocos_length():
     with pytest.raises(ConfigError, match="--training: not for models that take a prompt"):
         step_memory(model, gpus=1, size=(96, 128))
     assert len(build_grounding(max_tokens=20).example_prompts(1)["prompt"].tokens[0]) <= 20
+
+
+def test_an_evaluation_encodes_the_same_prompt_once(vocabulary, images, monkeypatch):
+    model = build_small(vocabulary)
+    prompts = [model.tokenize(texts) for texts in (["red . cat ."] * 2, ["red . cat ."] * 2, ["star ."] * 2)]
+    batches = [Batch({"images": images, "prompt": prompt}, [{"original_size": (96, 128)}] * 2) for prompt in prompts]
+    with torch.no_grad():
+        expected = [model.eval()(**batch.inputs) for batch in batches]
+    encoded, encode = [], model.text_encoder.forward
+    monkeypatch.setattr(model.text_encoder, "forward", lambda *args: encoded.append(args) or encode(*args))
+    found = []
+    monkeypatch.setattr(model, "postprocess", lambda outputs, sizes: found.append(outputs) or [])
+    evaluator = SimpleNamespace(takes_outputs=False, update=lambda *_: None)
+    evaluate(model, batches, evaluator, device=torch.device("cpu"), compute=False)
+    assert len(encoded) == 2
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours["pred_logits"], theirs["pred_logits"], rtol=0, atol=0)
+        assert ours["phrase_ids"].equal(theirs["phrase_ids"])

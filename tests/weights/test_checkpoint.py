@@ -40,9 +40,12 @@ def test_the_moving_average_is_preferred(tmp_path):
     assert torch.equal(other.body.weight, average.body.weight)
 
 
-def test_a_missing_checkpoint_names_the_nearest(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* has no checkpoint"):
+def test_a_missing_checkpoint_names_the_nearest(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth'\. There is none in '"):
         read_checkpoint(tmp_path / "lst.pth")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^no checkpoint 'lst\.pth'\. There is none in the current folder\.$"):
+        read_checkpoint("lst.pth")
     (tmp_path / "last.pth").touch()
     with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.*Did you mean 'last\.pth'"):
         read_checkpoint(tmp_path / "lst.pth")

@@ -18,7 +18,7 @@ from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Loader
 from vitkit.protocols.evaluator import Evaluator
-from vitkit.protocols.model import GenerativeModel
+from vitkit.protocols.model import GenerativeModel, Model
 from vitkit.structures import Batch, ImageSizes
 from vitkit.text_format import pluralize
 
@@ -54,6 +54,9 @@ def evaluate(
     takes_outputs = evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs
     remedies = partial(evaluation_remedies, precision=precision)
+    # Ranks that encode in different batches would wait for each other's shards.
+    encodes = isinstance(model, Model) and not is_sharded(model)
+    kept: dict[str, Any] = {}
     with _evaluation_mode(model, criterion, meters):
         loss_sum = torch.zeros(2, dtype=accumulation_dtype(device), device=device)
         progress = ProgressLines(len(loader), "batches evaluated", every=20.0)
@@ -61,7 +64,8 @@ def evaluate(
             batch = batch.to(device)
             started = _now(device) if seconds is not None else 0.0
             with explain_out_of_memory(batch, remedies), autocast(device, precision):
-                outputs = None if generates and criterion is None else model(**batch.inputs)
+                inputs = model.encode_shared(batch.inputs, kept) if encodes else batch.inputs
+                outputs = None if generates and criterion is None else model(**inputs)
                 if criterion is not None:
                     assert outputs is not None
                     check_outputs(model, criterion, outputs)

@@ -54,8 +54,8 @@ class Teaching(Preparation):
         """Let the model measure its teacher on the first training images, whose order and transforms stay the same."""
         state = rng_state()
         self.start.loader.set_position(0)
-        images_per_step = self.start.data.batch_size_per_gpu * world_size()
-        model.measure_teacher(islice(self.start.loader, -(-IMAGES_MEASURED // images_per_step)))
+        batch_size = self.start.data.batch_size_per_gpu * world_size()
+        model.measure_teacher(islice(self.start.loader, -(-IMAGES_MEASURED // batch_size)))
         set_rng_state(state)
 
 

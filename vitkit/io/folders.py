@@ -352,30 +352,24 @@ class ImageFiles:
         for by_key, form in ((self._by_key, str), (self._by_folded_key, str.casefold)):
             for name in names:
                 path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
+                named = splits_in(str(path)) & self.splits
+                others = self.splits - named if named else other_splits
                 stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
                 keys = [form("/".join(p.parts[k:])) for k in range(len(path.parts)) for p in (path, stem)]
                 for key in keys:
-                    if file := self._choose(by_key.get(key, ()), name, key, path, split, other_splits):
+                    matches = by_key.get(key, ())
+                    exact = [match for match in matches if one_form(match) == key]
+                    if exact:  # only a folder with both Unicode forms of a name has two of them
+                        matches = [name] if name in exact else exact[:1]
+                    elif others:
+                        matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
+                    if matches:
+                        file = self._choose(matches, str(path), split)
                         return file, self._agreement(path, file), str(path)
         return None
 
-    def _choose(
-        self,
-        matches: Sequence[str],
-        name: str,
-        key: str,
-        path: PurePosixPath,
-        split: str | None,
-        other_splits: Set[str],
-    ) -> str | None:
-        """Return the one of the files with a key that a name refers to, see `find`."""
-        named = splits_in(str(path)) & self.splits
-        others = self.splits - named if named else other_splits
-        exact = [match for match in matches if one_form(match) == key]
-        if exact:  # only a folder with both Unicode forms of a name has two of them
-            matches = [name] if name in exact else exact[:1]
-        elif others:
-            matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
+    def _choose(self, matches: Sequence[str], path: str, split: str | None) -> str:
+        """Return the one of the files with a path's key that is in a split; raise a DataError if there are several."""
         if len(matches) > 1 and split is not None:
             matches = [match for match in matches if split in splits_in(match)] or matches
         if len(matches) > 1:
@@ -383,7 +377,7 @@ class ImageFiles:
                 f"'{path}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
                 f"{matches[1]}. Give each image a unique name, or read one folder at a time."
             )
-        return matches[0] if matches else None
+        return matches[0]
 
     @cached_property
     def _by_folded_key(self) -> dict[str, list[str]]:

@@ -69,14 +69,14 @@ def map_file(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
     return array
 
 
-def flat_texts(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+def join_texts(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return texts as (bytes,) uint8 and (N + 1,) int64, the position where each begins: NumPy's own texts take four
     bytes per letter, and all have the length of the longest."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
 
-def flat_text(data: np.ndarray, offsets: np.ndarray, index: int) -> str:
-    """Return one of `flat_texts`; raises IndexError."""
+def text_at(data: np.ndarray, offsets: np.ndarray, index: int) -> str:
+    """Return one of the texts that `join_texts` joined; raises IndexError."""
     start, stop = offsets[:-1][index], offsets[1:][index]
     return data[start:stop].tobytes().decode("utf-8", "surrogatepass")

@@ -160,6 +160,15 @@ class GroundingDINO(TextPrompted, Detector):
         repeated = PromptTokens(*(field.to(device).repeat(num_images, 1) for field in prompt))
         return self._encode(repeated, None if captions is None else captions * num_images)
 
+    def encode_shared(self, inputs: Mapping[str, Any], kept: dict[str, Any]) -> Mapping[str, Any]:
+        """Encode a prompt unless the batch before had the same, such as the names of a dataset's classes."""
+        prompt = inputs.get("prompt")
+        if prompt is None:
+            return inputs
+        if "prompt" not in kept or not all(map(torch.equal, prompt, kept["prompt"])):
+            kept |= {"prompt": prompt, "text": self._encode(prompt)}
+        return {**inputs, "prompt": None, "text": kept["text"]}
+
     def example_prompts(self, batch_size: int) -> dict[str, Any]:
         """Return prompts as long as that of COCO's 80 classes in BERT's tokens, 195, or as `max_tokens` holds."""
         lengths = ([3] * 33 + [2] * 47)[: max(1, (self.max_tokens - 2) // 3)]  # with the dot

@@ -105,6 +105,11 @@ class Model(nn.Module):
     """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
 
+    def encode_shared(self, inputs: Mapping[str, Any], kept: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the inputs of a batch with what batches of an evaluation share encoded once; it stays in `kept`, which
+        is empty for the first batch."""
+        return inputs
+
     is_fused: bool = False
     """Whether `fuse` has been called."""
 

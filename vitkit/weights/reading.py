@@ -4,7 +4,7 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,8 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
             raise CheckpointError(f"'{path}' has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
         return add_metadata(path, read_checkpoint(weights))
     _check_exists(path)
-    if path.suffix == ".safetensors":
-        state, entries = read_safetensors(path), read_safetensors_entries(path)
-        return {"model": state, **entries} if entries else state
-    if path.name.endswith(INDEX_SUFFIX):
-        return _read_shards(path)
-    if path.suffix == ".npz":
-        _check_sizes(path, _MAX_COMPRESSION)
-        return read_arrays(path)
-    if path.suffix == ".pkl":
-        return read_pickled_arrays(path)
+    if (other := _other_format(path)) is not None:
+        return other[0](path)
     _check_checksums(path)
     state = _unpickle(path)
     if isinstance(state.get("shards"), Mapping):
@@ -84,13 +76,32 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if os.path.isdir(path) and is_transformers_folder(path):
         return read_folder_metadata(path)
     _check_exists(path)
-    if path.suffix == ".safetensors":
-        return read_safetensors_entries(path)
-    if path.suffix in (".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
-        return {}
+    if (other := _other_format(path)) is not None:
+        return other[1](path)
     _check_checksums(path, of_tensors=False)
     # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.
     return dict(_unpickle(path, mmap=_is_archive(path)))
+
+
+def _other_format(path: Path) -> tuple[Callable[[Path], dict[str, Any]], Callable[[Path], dict[str, Any]]] | None:
+    """Return what reads a file by its name, and what reads its contents other than weights; None: PyTorch does."""
+    formats = {
+        ".safetensors": (_read_safetensors, read_safetensors_entries),
+        INDEX_SUFFIX: (_read_shards, lambda _: {}),
+        ".npz": (_read_npz, lambda _: {}),
+        ".pkl": (read_pickled_arrays, lambda _: {}),
+    }
+    return next((readers for suffix, readers in formats.items() if path.name.endswith(suffix)), None)
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    state, entries = read_safetensors(path), read_safetensors_entries(path)
+    return {"model": state, **entries} if entries else state
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    _check_sizes(path, _MAX_COMPRESSION)
+    return read_arrays(path)
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
@@ -139,7 +150,8 @@ def _check_exists(path: Path) -> None:
     # If a run's folder was named, list its checkpoints; otherwise those beside the missing file.
     folder = path if os.path.isdir(path) else path.parent
     names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
-    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
+    place = "the current folder" if folder == Path() else repr(str(folder))
+    others = f"In {place}: {nearest(path.name, names)}" if names else f"There is none in {place}."
     zoo = ", only a name of the model zoo; expected a file" if model_zoo.listed_name(str(path)) else ""
     raise CheckpointError(f"no checkpoint {str(path)!r}{zoo}. {others}")
 

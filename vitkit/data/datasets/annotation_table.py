@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitkit.io.shared_memory import flat_texts, share
+from vitkit.io.shared_memory import join_texts, share
 
 Table = TypeVar("Table", bound="ImageTable")
 
@@ -94,7 +94,7 @@ class AnnotationTable(ImageTable):
 
 def image_columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Return the fields of `ImageTable` of the entries of `images` in an annotation file."""
-    file_names, name_offsets = flat_texts(entry["file_name"] for entry in entries)
+    file_names, name_offsets = join_texts(entry["file_name"] for entry in entries)
     return {
         "image_ids": np.array([entry["id"] for entry in entries], np.int64),
         "file_names": file_names,

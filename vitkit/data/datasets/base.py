@@ -20,7 +20,7 @@ from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, ImageStore, read_image, to_tensor
-from vitkit.io.shared_memory import flat_text
+from vitkit.io.shared_memory import text_at
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import Spec
@@ -152,7 +152,7 @@ class ListedImages(BaseImageDataset):
         yield from (part for name, part in vars(self.table).items() if not name.startswith("segmentation"))
 
     def file_name(self, index: int) -> str:
-        return flat_text(self.table.file_names, self.table.name_offsets, index)
+        return text_at(self.table.file_names, self.table.name_offsets, index)
 
     def image_size(self, index: int) -> tuple[int, int]:
         height, width = self.table.sizes[index].tolist()

@@ -24,7 +24,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import caption_issues, raise_issues
 from vitkit.io.image_files import ImageStore, check_inside, to_tensor
 from vitkit.io.json_files import read_json
-from vitkit.io.shared_memory import flat_text, flat_texts
+from vitkit.io.shared_memory import join_texts, text_at
 from vitkit.io.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import EOS, Batch
@@ -213,16 +213,16 @@ class CocoCaptions(CaptionDataset):
             if number:
                 logger.warning("%s: %d of %d images are left out: without %s", path.name, number, len(entries), part)
         self.image_ids = np.array([entry["id"] for entry in usable], np.int64)
-        self._file_names, self._name_offsets = flat_texts(entry["file_name"] for entry in usable)
+        self._file_names, self._name_offsets = join_texts(entry["file_name"] for entry in usable)
         self._aspect_ratios = np.array([_aspect_ratio(entry) for entry in usable])
-        self._captions, self._caption_offsets = flat_texts(json.dumps(captions[entry["id"]]) for entry in usable)
+        self._captions, self._caption_offsets = join_texts(json.dumps(captions[entry["id"]]) for entry in usable)
         super().__init__(transforms, min_count=min_count, features=features)
 
     def file_name(self, index: int) -> str:
-        return flat_text(self._file_names, self._name_offsets, index)
+        return text_at(self._file_names, self._name_offsets, index)
 
     def references(self, index: int) -> list[str]:
-        return json.loads(flat_text(self._captions, self._caption_offsets, index))
+        return json.loads(text_at(self._captions, self._caption_offsets, index))
 
     def images_key(self) -> str:
         listed = "\n".join(f"{image_id} {self.file_name(k)}" for k, image_id in enumerate(self.image_ids))

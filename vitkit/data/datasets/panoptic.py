@@ -18,7 +18,7 @@ from vitkit.errors import DataError
 from vitkit.io.coco_schema import panoptic_issues, raise_issues
 from vitkit.io.image_files import ImageStore, check_inside, read_label_colors
 from vitkit.io.json_files import read_json
-from vitkit.io.shared_memory import flat_text, flat_texts
+from vitkit.io.shared_memory import join_texts, text_at
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
@@ -104,7 +104,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
 
     def _make_table(self, images: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> "SegmentTable":
         """Make the table of images and their annotations, which are in the same order."""
-        map_names, map_offsets = flat_texts(entry["file_name"] for entry in entries)
+        map_names, map_offsets = join_texts(entry["file_name"] for entry in entries)
         segments = [segment for entry in entries for segment in entry["segments_info"]]
         return SegmentTable(
             **image_columns(images),
@@ -134,7 +134,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
                 that the JSON lists.
         """
         table = self.table
-        path = self.map_folder / flat_text(table.map_names, table.map_offsets, index)
+        path = self.map_folder / text_at(table.map_names, table.map_offsets, index)
         colors = read_label_colors(path, "maps", max_pixels=self.max_image_pixels)
         self._check_size(colors, index, f"map '{path}'")
         ids = colors_to_ids(colors)

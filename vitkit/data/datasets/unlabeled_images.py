@@ -18,7 +18,7 @@ from vitkit.data.transforms.multi_crop import MakesViews, collate_views
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, find_paths_like, image_files, log_unread
 from vitkit.io.image_files import FORMATS, ImageStore, to_tensor, upright_size
-from vitkit.io.shared_memory import flat_text, flat_texts
+from vitkit.io.shared_memory import join_texts, text_at
 from vitkit.io.text_files import read_lines
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Batch, Sample
@@ -66,7 +66,7 @@ class UnlabeledImages(BaseImageDataset):
         else:
             folder, names = _list_files(source)
             self.store = ImageStore(folder)
-            self._file_names, self._name_offsets = flat_texts(names)
+            self._file_names, self._name_offsets = join_texts(names)
         if not len(self):
             raise DataError(f"source: {_describe(source)} has no image ({', '.join(FORMATS)}). {_REMEDY}")
         self.repeats = repeats
@@ -97,7 +97,7 @@ class UnlabeledImages(BaseImageDataset):
         return len(self._name_offsets) - 1 if self.dataset is None else len(self.dataset)
 
     def file_name(self, index: int) -> str:
-        return flat_text(self._file_names, self._name_offsets, index)
+        return text_at(self._file_names, self._name_offsets, index)
 
     def image_path(self, index: int) -> Path | None:
         return super().image_path(index) if self.dataset is None else self.dataset.image_path(index)
