@@ -67,6 +67,64 @@ def test_texts_name_commands_that_there_are():
             assert verb in first_words or "-" in verb, f"{name_of(path)} names vitkit {verb}"
 
 
+MEASURED = (
+    r"\d[\d,]*(\.\d+)? ?(GiB|MiB|GB|MB|ms|s|min|minutes|seconds|hours|images/s|%)(?!\w)",
+    r"\d+\.\d+ (to|times|of)\b",
+)
+"""Numbers with the units of measurements, and ratios."""
+SCORE = r"(?:AP\d*|mIoU|PQ|BLEU|CIDEr|accuracy|top-1)"
+SCORES = (
+    rf"\b{SCORE}\b[^.\n|]{{0,40}}?\d+\.\d",
+    rf"\d+\.\d+ ?(?:box |mask )?{SCORE}\b",
+    rf"\| *(?:box |mask )?{SCORE}\b",
+    r"(?<![\w.−+-])[+−] ?\d*\.\d",
+)
+"""Scores and their differences."""
+SOURCE = (
+    r"`(?:vitkit|python|torchrun|pytest|pip|tools/|tests/)|```bash|\w\.py\b|\bpublished\b|\bpapers?\b|measurements\.md"
+)
+CERTAINTY = (
+    r"\binterval|±|\b(?:one|single|a) (?:run|seed)\b|\bseeds?\b|\bone run\b|\bpublished\b|\bpapers?\b|\boriginals?\b"
+)
+
+
+def sections_of(text: str) -> list[tuple[str, str, str]]:
+    """Return the heading, the text, and the text with that of the headings around it, of each section."""
+    first, *parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)
+    around, sections = [(0, first)], [("", first, first)]
+    for heading, body in zip(parts[::2], parts[1::2]):
+        level = len(heading.split()[0])
+        around = [*(part for part in around if part[0] < level), (level, body)]
+        sections.append((heading, body, "\n".join(part for _, part in around)))
+    return sections
+
+
+def unproven(text: str) -> list[str]:
+    """Return the sections with figures, of which they and what stands above do not say where these are from."""
+    lacking = []
+    for heading, body, context in sections_of(text):
+        body = re.sub(r"```.*?```", "", body, flags=re.DOTALL)
+        for patterns, proof in (((*MEASURED, *SCORES), SOURCE), (SCORES, CERTAINTY)):
+            figures = [match[0] for pattern in patterns for match in re.finditer(pattern, body)]
+            if figures and not re.search(proof, context):
+                lacking.append(f"{heading}: {figures[0]}")
+    return lacking
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_figures_have_a_source_and_scores_an_interval_or_their_number_of_runs(path):
+    assert unproven(path.read_text(encoding="utf-8")) == []
+
+
+def test_figures_without_a_source_are_found():
+    told = "# A\n\nBy `vitkit test`, one run: AP 0.5.\n\n## B\n\nIt takes 3 s.\n"
+    assert unproven(told) == []
+    assert unproven(told.replace("`vitkit test`", "us")) == ["# A: AP 0.5", "## B: 3 s"]
+    assert unproven(told.replace(", one run", "")) == ["# A: AP 0.5"]
+    assert unproven("# A\n\n| | AP |\n|---|---|\n| a | 0.5 |\n") == 2 * ["# A: | AP"]
+    assert unproven("# A\n\nBy a.py: +0.01 and 0.7 of the time.\n") == ["# A: +0.0"]
+
+
 def test_readme_is_read_in_five_minutes():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
 

@@ -48,6 +48,7 @@ PARTS = {
     "mask2former": "models",
     "eomt": "models",
     "mae": "models",
+    "lora": "lora",
     "rtdetr": "realtime",
     "dfine": "realtime",
     "rf_detr": "realtime",
@@ -65,6 +66,7 @@ PARTS = {
     "recipes": "recipes",
     "packs": "packs",
     "predict": "predicting",
+    "lvis": "evaluating",
     "waiting": "waiting",
     "step": "parts",
 }
