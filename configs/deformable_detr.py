@@ -15,6 +15,7 @@ from typing import Literal
 
 from vitkit.configs.parts.coco import coco_detection
 from vitkit.configs.parts.dino import PLAIN_VITS, with_plain_vit
+from vitkit.configs.parts.masks import with_masks
 from vitkit.errors import ConfigError
 
 VARIANTS = {
@@ -32,6 +33,10 @@ VARIANTS = {
         dict(backbone="dinov3_small", refine_boxes=True, two_stage=True),
         "none published",
     ),
+    "deformable_detr_r50_masks": (
+        dict(refine_boxes=True, two_stage=True, masks=True),
+        "none published with masks; 42,252,378 parameters with 91 classes",
+    ),
 }
 """Name -> arguments of `config`, and what is published."""
 
@@ -45,6 +50,7 @@ def config(
     two_stage: bool = False,
     single_scale: bool = False,
     dc5: bool = False,
+    masks: bool = False,
 ):  # fmt: skip
     """Refined boxes are the paper's iterative refinement; the single scale is res5, which DC5 dilates."""
     cfg = dict(
@@ -88,4 +94,4 @@ def config(
         cfg["model"]["backbone"] = dict(type="swin_tiny", pretrained=True)
     elif backbone != "r50":
         with_plain_vit(cfg, PLAIN_VITS[backbone], strides=(8, 16, 32))
-    return cfg
+    return with_masks(cfg) if masks else cfg

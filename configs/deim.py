@@ -16,6 +16,7 @@ from vitkit.configs.dfine import (
     dfine_criterion,
     dfine_model,
 )
+from vitkit.configs.parts.masks import with_masks
 from vitkit.configs.parts.realtime import deim_data, flat_cosine, training
 
 VARIANTS = {
@@ -24,6 +25,7 @@ VARIANTS = {
     "deim_dfine_m_coco": (dict(size="m"), "52.7 box AP, 102 epochs; 19,590,062 parameters"),
     "deim_dfine_l_coco": (dict(size="l"), "54.7 box AP, 58 epochs; 31,244,150 parameters"),
     "deim_dfine_x_coco": (dict(size="x"), "56.5 box AP, 58 epochs; 62,621,558 parameters"),
+    "deim_dfine_s_masks_coco": (dict(size="s", masks=True), "none published with masks; 11,186,132 parameters"),
 }
 """Name -> arguments of `config`, and what is published."""
 
@@ -40,14 +42,14 @@ NO_WEIGHT_DECAY = dict(n=NORMS_AND_BIASES, s=["norms"], m=["norms"], l=NORMS, x=
 SIZE_REPEATS = dict(n=None, s=20, m=6, l=4, x=3)
 
 
-def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
+def config(size: Literal["n", "s", "m", "l", "x"] = "s", masks: bool = False):
     of_size = TRAINING[size]
     mosaic_until, strong_until = of_size["mosaic_until"], of_size["strong_until"]
     schedule = flat_cosine(mosaic_until, strong_until)
     optimizer = adamw(of_size, NO_WEIGHT_DECAY[size])
     if size in ("s", "m"):
         optimizer["lr_multipliers"] = {".bn.": 1.0}  # the backbone's batch norms train at the full rate
-    return dict(
+    cfg = dict(
         model=dfine_model(size, activation="silu"),
         criterion=dfine_criterion("mal"),
         data=deim_data(4, mosaic_until, strong_until, size_repeats=SIZE_REPEATS[size]),
@@ -56,3 +58,4 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(of_size["epochs"], strong_until, RESTART_EMA_DECAY[size], BATCH_SIZE[size]),
     )
+    return with_masks(cfg) if masks else cfg

@@ -12,6 +12,7 @@ Backbones: those of S and M are files of the original README, vitt_distill.pt an
 from typing import Literal
 
 from vitkit.configs.dfine import adamw, dfine_criterion
+from vitkit.configs.parts.masks import with_masks
 from vitkit.configs.parts.realtime import deim_data, flat_cosine, training
 
 VARIANTS = {
@@ -23,6 +24,7 @@ VARIANTS = {
     "deimv2_m_coco": (dict(size="m"), "53.0 box AP, 102 epochs; 18,357,748 parameters"),
     "deimv2_l_coco": (dict(size="l"), "56.0 box AP, 68 epochs; 32,546,220 parameters"),
     "deimv2_x_coco": (dict(size="x"), "57.8 box AP, 58 epochs; 51,206,742 parameters"),
+    "deimv2_s_masks_coco": (dict(size="s", masks=True), "none published with masks; 10,307,645 parameters"),
 }
 """Name -> arguments of `config`, and what is published. The originals count two settings as parameters, `up` and
 `reg_scale`; in L and X also 4,992 zeros: biases of keys that a mask removes, and a token for masking."""
@@ -88,14 +90,14 @@ BATCH_SIZE = dict(atto=128, femto=128, pico=128, n=32, s=32, m=32, l=32, x=32)
 _B0 = "https://github.com/Peterande/storage/releases/download/dfinev1.0/PPHGNetV2_B0_stage1.pth"
 
 
-def config(size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "s"):
+def config(size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "s", masks: bool = False):
     of_size = TRAINING[size]
     mosaic_until, strong_until = of_size["mosaic_until"], of_size["strong_until"]
     # The smallest sizes go on in squares of one size, without augmentation, before the restart.
     restart_epoch = 468 if size in LITE else strong_until
     warmup_steps = 4000 if size in LITE else 2000
     schedule = flat_cosine(mosaic_until, restart_epoch, warmup_steps)
-    return dict(
+    cfg = dict(
         model=deimv2_model(size),
         criterion=deimv2_criterion(size),
         data=deim_data(4, mosaic_until, strong_until, size=IMAGE_SIZES[size], **AUGMENTATION[size]),
@@ -104,6 +106,7 @@ def config(size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "s"
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(of_size["epochs"], restart_epoch, batch_size=BATCH_SIZE[size]),
     )
+    return with_masks(cfg) if masks else cfg
 
 
 def deimv2_model(size):

@@ -12,6 +12,7 @@ from typing import Literal
 
 from vitkit.configs.dfine import NORMS_AND_BIASES, adamw, dfine_criterion, dfine_model
 from vitkit.configs.parts.coco_instance import coco_instance
+from vitkit.configs.parts.masks import mask_criterion
 from vitkit.configs.parts.realtime import dfine_data, training
 
 VARIANTS = {
@@ -57,7 +58,5 @@ def dfine_seg_model(size):
 
 
 def dfine_seg_criterion():
-    criterion = dfine_criterion("varifocal")
-    weights, matcher = criterion["weights"] | dict(mask=1.0, dice=1.0), criterion["matcher"]
-    matcher |= dict(type="HungarianBoxMaskMatcher", cost_mask=1.0, cost_dice=1.0, mask_cost="focal")
-    return criterion | dict(type="DFINEMaskCriterion", weights=weights, matcher=matcher, mask_loss="boxes")
+    losses, costs = dict(mask_loss="boxes"), dict(mask_cost="focal")
+    return mask_criterion(dfine_criterion("varifocal"), 1.0, losses=losses, costs=costs)

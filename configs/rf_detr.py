@@ -14,6 +14,7 @@ from typing import Literal
 from vitkit.configs.parts.coco import coco_detection
 from vitkit.configs.parts.coco_instance import coco_instance
 from vitkit.configs.parts.coco_keypoints import coco_keypoints
+from vitkit.configs.parts.masks import mask_criterion
 
 VARIANTS = {
     "rf_detr_n_coco": (dict(size="n"), "48.4 box AP, 67.6 AP50; 30,466,914 parameters"),
@@ -92,12 +93,9 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "n", masks: bool = False, ke
     if masks:
         cfg["model"]["type"] = "RFDETRSeg"
         # The original's settings say 5 for the class loss, which takes effect as 1 (version 1.11.2 states it so).
-        cfg["criterion"] = dict(
-            type="BoxMaskCriterion", class_loss="iou_aware",
-            weights=dict(labels=1.0, l1=5.0, giou=2.0, mask=5.0, dice=5.0),
-            pixels_per_point=16, oversample=3.0, importance=0.75,
-            matcher=dict(type="HungarianBoxMaskMatcher", **costs, cost_mask=5.0, cost_dice=5.0, pixels_per_point=16),
-        )  # fmt: skip
+        per_point = dict(pixels_per_point=16)
+        losses = dict(per_point, oversample=3.0, importance=0.75)
+        cfg["criterion"] = mask_criterion(cfg["criterion"], 5.0, losses=losses, costs=per_point)
         cfg["evaluator"]["iou_types"] = ["segm", "bbox"]
     if keypoints:
         cfg["model"] |= dict(type="RFDETRKeypoints", num_keypoints=17, score_uncertainty=0.2)

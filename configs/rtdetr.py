@@ -8,6 +8,7 @@ Reference: the original README, weights converted from Paddle's; parameters are 
 
 from typing import Literal
 
+from vitkit.configs.parts.masks import with_masks
 from vitkit.configs.parts.realtime import dfine_data
 
 VARIANTS = {
@@ -15,6 +16,7 @@ VARIANTS = {
     "rtdetr_r34": (dict(depth=34), "48.9 box AP, 66.8 AP50; 31,441,668 parameters"),
     "rtdetr_r50": (dict(depth=50), "53.1 box AP, 71.2 AP50; 42,891,372 parameters"),
     "rtdetr_r101": (dict(depth=101), "54.3 box AP, 72.8 AP50; 76,556,268 parameters"),
+    "rtdetr_r50_masks": (dict(depth=50, masks=True), "none published with masks; 43,962,221 parameters"),
 }
 """Name -> arguments of `config`, and what is published."""
 
@@ -27,9 +29,9 @@ SIZES = {
 """Depth of the ResNet -> sizes of the hybrid encoder, and layers of the decoder."""
 
 
-def config(depth: Literal[18, 34, 50, 101] = 50):
+def config(depth: Literal[18, 34, 50, 101] = 50, masks: bool = False):
     sizes = SIZES[depth]
-    return dict(
+    cfg = dict(
         model=dict(
             type="RTDETR", num_queries=300,
             backbone=dict(
@@ -68,3 +70,4 @@ def config(depth: Literal[18, 34, 50, 101] = 50):
             epochs=72, clip_grad_norm=0.1, ema_decay=0.9999, ema_ramp_steps=2000, seed=42, reference_batch_size=16,
         ),
     )  # fmt: skip
+    return with_masks(cfg) if masks else cfg

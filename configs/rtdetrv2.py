@@ -6,6 +6,7 @@ Reference: the original README; parameters are with 80 classes. Here: not yet ru
 
 from typing import Literal
 
+from vitkit.configs.parts.masks import with_masks
 from vitkit.configs.parts.realtime import dfine_data
 from vitkit.configs.rtdetr import config as rtdetr
 
@@ -14,6 +15,7 @@ VARIANTS = {
     "rtdetrv2_r34": (dict(depth=34), "49.9 box AP, 67.5 AP50, 120 epochs; 31,441,668 parameters"),
     "rtdetrv2_r50": (dict(depth=50), "53.4 box AP, 71.6 AP50, 72 epochs; 42,891,372 parameters"),
     "rtdetrv2_r101": (dict(depth=101), "54.3 box AP, 72.8 AP50, 72 epochs; 76,556,268 parameters"),
+    "rtdetrv2_r50_masks": (dict(depth=50, masks=True), "none published with masks; 43,962,221 parameters"),
 }
 """Name -> arguments of `config`, and what is published."""
 
@@ -26,7 +28,7 @@ TRAINING = {
 """Depth of the ResNet -> epochs, the arguments of `dfine_data`, and the optimizer's; a backbone_lr of None is lr."""
 
 
-def config(depth: Literal[18, 34, 50, 101] = 50):
+def config(depth: Literal[18, 34, 50, 101] = 50, masks: bool = False):
     training = TRAINING[depth]
     cfg = rtdetr(depth)
     cfg["model"]["type"] = "RTDETRv2"
@@ -35,4 +37,4 @@ def config(depth: Literal[18, 34, 50, 101] = 50):
     cfg["optimizer"].update(backbone_lr=training["backbone_lr"], no_weight_decay=training["no_weight_decay"])
     cfg["schedule"]["warmup_steps"] = 2000
     cfg["train"].update(epochs=training["epochs"], precision="auto")
-    return cfg
+    return with_masks(cfg) if masks else cfg

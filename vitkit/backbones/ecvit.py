@@ -128,5 +128,5 @@ class ECViT(ViT):
             resized = info.stride != self.patch_size
             x = F.interpolate(patches, size=size, mode="bilinear", align_corners=False) if resized else patches
             x = self.projections[name](x) if name in self.projections else x
-            maps[name] = x[..., : -(-height // info.stride), : -(-width // info.stride)]
+            maps[name] = x[..., : (height + info.stride - 1) // info.stride, : (width + info.stride - 1) // info.stride]
         return maps
