@@ -9,7 +9,6 @@ from vitkit.apps.datasets.synthetic import write_shapes
 from vitkit.io.image_files import decode_image, read_image
 from vitkit.tools.data import pack
 
-pytestmark = pytest.mark.peers
 webdataset = pytest.importorskip("webdataset")
 
 
