@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
 SLICE = {
     "shapes_dino": ("bbox/AP50", 0.9),
+    "shapes_segment": ("segm/AP", 0.55),
     "numbers_translator": ("exact_match", 0.9),
     "shapes_grounding": ("bbox/AP_unseen", 0.4),
     "shapes_vit": ("top1", 0.9),
@@ -84,10 +85,11 @@ def test_entry_describes_its_file(name):
     assert zoo_entry(find_model(name).weights)["license"] == entry["license"]
 
 
-def test_all_models_together_are_at_most_12_mb():
+def test_all_models_together_are_at_most_15_mb():
     files = list((ROOT / "model_zoo/weights").iterdir())
     assert sorted(files) == sorted(map(file_of, PACKAGED)) and set(PACKAGED) == set(SLICE)
-    assert sum(file.stat().st_size for file in files) <= 12e6
+    # 12 before real-time detectors with masks and with keypoints.
+    assert sum(file.stat().st_size for file in files) <= 15e6
 
 
 def test_missing_or_damaged_package_data_is_a_clear_error(tmp_path, monkeypatch):
