@@ -35,7 +35,7 @@ def source(tmp_path):
                 }
             )  # fmt: skip
     annotations[-1] = {k: v for k, v in annotations[-1].items() if "keypoints" not in k}
-    categories = [{"id": 1, "name": "person", "keypoints": NAMES, "flip_pairs": [[2, 3]]}]
+    categories = [{"id": 1, "name": "person", "keypoints": NAMES, "flip_pairs": [[2, 3]], "skeleton": [[1, 2]]}]
     content = {"images": images, "annotations": annotations, "categories": categories}
     (tmp_path / "points.json").write_text(json.dumps(content))
     return read_annotations(tmp_path / "points.json", tmp_path / "images")
@@ -50,6 +50,7 @@ def test_points_survive(source, tmp_path, format):
     images = source.folder if format == "coco" else None
     dataset = CocoDetection(images, path, keypoints=True, split="all" if format == "yolo" else None)
     assert dataset.keypoints.names == tuple(NAMES) and dataset.keypoints.flip_pairs == ((1, 2),)
+    assert dataset.keypoints.skeleton == (() if format == "yolo" else ((0, 1),))
     original = CocoDetection(source.folder, source.source, keypoints=True)
     for index in range(2):
         ours, theirs = dataset[index]["target"], original[index]["target"]
@@ -68,11 +69,19 @@ def test_yolo_says_how_points_are_exchanged(source, tmp_path):
         read_annotations(path, None)
 
 
-def test_skeleton_without_a_box_has_the_one_around_its_points(tmp_path):
-    Image.fromarray(np.zeros((60, 80, 3), np.uint8)).save(tmp_path / "a.png")
-    (tmp_path / "annotations.xml").write_text(
-        """<annotations><version>1.1</version>
-        <meta><task><labels><label><name>cat</name><type>skeleton</type></label>
+SVG = """&lt;line x1="1" y1="2" x2="3" y2="4" data-type="edge" data-node-from="7" data-node-to="4"&gt;&lt;/line&gt;
+    &lt;line x1="1" y1="2" x2="3" y2="4" data-type="edge" data-node-from="7" data-node-to="9"&gt;&lt;/line&gt;
+    &lt;circle data-type="element node" data-node-id="4" data-label-name="1"&gt;&lt;/circle&gt;
+    &lt;circle data-type="element node" data-node-id="7" data-label-name="2"&gt;&lt;/circle&gt;
+    &lt;circle data-type="element node" data-node-id="9" data-label-name="3"&gt;&lt;/circle&gt;"""
+
+
+def write_skeleton(folder, svg=SVG):
+    """Write a CVAT file with a label that draws its skeleton."""
+    Image.fromarray(np.zeros((60, 80, 3), np.uint8)).save(folder / "a.png")
+    (folder / "annotations.xml").write_text(
+        f"""<annotations><version>1.1</version>
+        <meta><task><labels><label><name>cat</name><type>skeleton</type><svg>{svg}</svg></label>
         <label><name>1</name><type>points</type><parent>cat</parent></label>
         <label><name>2</name><type>points</type><parent>cat</parent></label>
         <label><name>3</name><type>points</type><parent>cat</parent></label></labels></task></meta>
@@ -82,8 +91,33 @@ def test_skeleton_without_a_box_has_the_one_around_its_points(tmp_path):
         <points label="3" source="manual" outside="1" occluded="0" points="0.00,0.00"></points>
         </skeleton></image></annotations>"""
     )
-    data = read_annotations(tmp_path / "annotations.xml", None)
-    assert data.categories == [{"id": 1, "name": "cat", "keypoints": ["1", "2", "3"]}]
+    return folder / "annotations.xml"
+
+
+@pytest.mark.parametrize(
+    ("svg", "message"),
+    [
+        (SVG.replace('data-node-to="9"', 'data-node-to="8"'), "draws a line to a circle that it does not have"),
+        (
+            SVG.replace('data-label-name="3"', 'data-label-name="tail"'),
+            "draws a line to the point 'tail' that it does not",
+        ),
+        (SVG.replace("&lt;/line&gt;", ""), "is not XML"),
+    ],
+)
+def test_wrong_drawings_of_skeletons_are_named(tmp_path, svg, message):
+    with pytest.raises(DataError, match=f"annotations.xml': the SVG of the skeleton 'cat' {message}"):
+        read_annotations(write_skeleton(tmp_path, svg), None)
+
+
+def test_drawing_without_names_has_no_limbs(tmp_path):
+    path = write_skeleton(tmp_path, SVG.replace("data-label-name", "data-label-id"))
+    assert "skeleton" not in read_annotations(path, None).categories[0]
+
+
+def test_skeleton_without_a_box_has_the_one_around_its_points(tmp_path):
+    data = read_annotations(write_skeleton(tmp_path), None)
+    assert data.categories == [{"id": 1, "name": "cat", "keypoints": ["1", "2", "3"], "skeleton": [[2, 1], [2, 3]]}]
     (annotation,) = data.annotations
     assert annotation["keypoints"] == [10, 20, 2, 30.5, 40.25, 1, 0, 0, 0] and annotation["num_keypoints"] == 2
     assert annotation["bbox"] == [10, 20, 20.5, 20.25]

@@ -5,6 +5,7 @@ them). What a format cannot hold is counted in `lost`.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -186,7 +187,13 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         attribute = ElementTree.SubElement(ElementTree.SubElement(label, "attributes"), "attribute")
         _add_text(attribute, name="score", mutable=False, input_type="number", default_value=0, values="0;1;0.001")
     points = {category["id"]: category["keypoints"] for category in data.categories if category.get("keypoints")}
+    limbs = {category["id"]: category.get("skeleton") or () for category in data.categories}
+    by_name = {label.findtext("name"): label for label in labels}
     for category_id in sorted(points):
+        ElementTree.SubElement(by_name[names[category_id]], "type").text = "skeleton"
+        ElementTree.SubElement(by_name[names[category_id]], "svg").text = _skeleton_svg(
+            points[category_id], limbs[category_id]
+        )
         for point in points[category_id]:
             label = ElementTree.SubElement(labels, "label")
             _add_text(label, name=point, type="points")
@@ -206,6 +213,22 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             file.write(f"  {ElementTree.tostring(element, encoding='unicode')}\n")
         file.write(end)
     return [path]
+
+
+def _skeleton_svg(names: Sequence[str], limbs: Sequence[Sequence[int]]) -> str:
+    """Return the drawing of a skeleton in CVAT's constructor: its points on a circle, and lines for its limbs."""
+    drawing = ElementTree.Element("svg")
+    angles = [2 * math.pi * k / len(names) for k in range(len(names))]
+    at = [(f"{50 - 40 * math.sin(angle):.2f}", f"{50 - 40 * math.cos(angle):.2f}") for angle in angles]
+    for a, b in limbs:
+        ends = dict(zip(("x1", "y1", "x2", "y2"), (*at[a - 1], *at[b - 1])))
+        nodes = {"data-type": "edge", "data-node-from": str(a), "data-node-to": str(b)}
+        ElementTree.SubElement(drawing, "line", ends | {"stroke": "black", "stroke-width": "0.5"} | nodes)
+    for number, (name, (x, y)) in enumerate(zip(names, at), 1):
+        nodes = {"data-type": "element node", "data-element-id": str(number), "data-node-id": str(number)}
+        circle = {"r": "1.5", "cx": x, "cy": y, "stroke": "black", "fill": "#b3b3b3", "stroke-width": "0.1"}
+        ElementTree.SubElement(drawing, "circle", circle | nodes | {"data-label-name": name})
+    return "".join(ElementTree.tostring(element, encoding="unicode") for element in drawing)
 
 
 def _cvat_image(

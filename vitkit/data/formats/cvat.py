@@ -1,7 +1,8 @@
 """CVAT's "CVAT for images 1.1": one XML file with the boxes, polygons, ellipses and masks of all images.
 
 Points, lines, cuboids and tags are not objects and are left out. Rotated boxes become polygons. The points of a
-skeleton become keypoints; its box is the one of the same group and label, or the one around its points.
+skeleton become keypoints, with the limbs that its label draws; its box is the one of the same group and label, or the
+one around its points.
 """
 
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("cvat", annotations, files.folder)
     keypoints = _read_labels(data, root, path)
+    drawn = _read_limbs(root, keypoints, path)
     entries: dict[str, dict[str, Any]] = {}
     files.expect([element.get("name", "")] for element in root.iterfind("image"))
     for element in root.iterfind("image"):
@@ -83,7 +85,9 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
                 _add_shape(data, image, shape, path)
     for category in data.categories:
         if keypoints.get(category["name"]):
-            category["keypoints"] = keypoints[category["name"]]
+            category["keypoints"] = names = keypoints[category["name"]]
+            if limbs := drawn.get(category["name"]):
+                category["skeleton"] = [[names.index(point) + 1 for point in limb] for limb in limbs]
             _complete(data.annotations, category)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
@@ -104,6 +108,33 @@ def _read_labels(data: AnnotatedImages, root: ElementTree.Element, path: Path) -
         else:
             data.category_id(name)
     return keypoints
+
+
+def _read_limbs(
+    root: ElementTree.Element, keypoints: Mapping[str, list[str]], path: Path
+) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of points between which the SVG of each label of skeletons draws lines."""
+    limbs: dict[str, list[tuple[str, str]]] = {}
+    for label in root.iterfind("meta//labels/label"):
+        name, svg = (label.findtext("name") or "").strip(), label.findtext("svg") or ""
+        where = f"annotations: '{path}': the SVG of the skeleton {name!r:.100}"
+        try:
+            drawing = ElementTree.fromstring(f"<svg>{svg}</svg>")
+        except ElementTree.ParseError as error:
+            raise DataError(f"{where} is not XML ({error}). Export it again.") from None
+        points = {circle.get("data-node-id"): circle.get("data-label-name", "") for circle in drawing.iter("circle")}
+        if not all(points.values()):
+            continue  # the file of a label's constructor has the numbers of a server in place of the names
+        for line in drawing.iter("line"):
+            ends = [points.get(line.get(f"data-node-{end}"), "") for end in ("from", "to")]
+            if not {*ends} <= {*keypoints.get(name, ())}:
+                missing = next(end for end in ends if end not in keypoints.get(name, ()))
+                raise DataError(
+                    f"{where} draws a line to {f'the point {missing!r:.100}' if missing else 'a circle'} that it does "
+                    "not have. Correct the label in CVAT, and export it again."
+                )
+            limbs.setdefault(name, []).append((ends[0], ends[1]))
+    return limbs
 
 
 def _add_skeleton(
