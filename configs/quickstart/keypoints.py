@@ -1,7 +1,7 @@
 """A small RF-DETR with keypoints on the synthetic world: no download, minutes on a CPU.
 
-The points are the highest, rightmost, lowest and leftmost of each shape. A ResNet-18 up to stride 8 from random
-weights, two decoder layers, and four groups of queries.
+The points are where each shape's outline is above, right of, below and left of its center. A ResNet-18 up to stride 8
+from random weights, two decoder layers, and four groups of queries.
 
 Run:  python tools/train.py configs/quickstart/keypoints.py
 Here: keypoint AP 0.466 and AP50 0.659, PCK 0.737, box AP 0.691 (one run, still rising at its end); 15.6 processor
@@ -30,7 +30,7 @@ def config():
     )  # fmt: skip
     for split in ("train", "val"):
         cfg["data"][split]["keypoints"] = True
-    # A turned shape has other points as its highest, and so on; a mirrored one exchanges left and right.
+    # Of a turned shape another point is the one above, and so on; a mirrored one exchanges left and right.
     cfg["data"]["train"]["transforms"]["transforms"] = [dict(type="HorizontalFlip", p=0.5)]
     cfg["optimizer"] |= dict(lr=2e-3, lr_multipliers={"sampling_offsets": 0.1})
     cfg["evaluator"]["iou_types"] = ["keypoints", "bbox"]

@@ -1,15 +1,19 @@
 """Keypoints from the file to the target: reading, their checks, and every geometric transform."""
 
 import json
+from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.loading.batch_augmentation import CopyBlend, mix, squash
 from vitkit.data.loading.splits import match_classes, match_record
 from vitkit.data.synthetic.shapes import ShapesDetection
+from vitkit.data.synthetic.world import THINGS, World
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.grid_mosaic import GridMosaic
 from vitkit.data.transforms.mosaic_mixup import MultiImageTransforms, Visibility, paste_objects
@@ -196,7 +200,7 @@ def test_batch_augmentation_moves_points():
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_drawn_shapes_have_their_extremes(lazy):
+def test_drawn_shapes_have_the_points_around_their_centers(lazy):
     transforms = dict(
         type="ComposedTransforms", transforms=[dict(type="HorizontalFlip", p=1)], min_visible=0.0, min_box_side=0.0
     )
@@ -205,23 +209,38 @@ def test_drawn_shapes_have_their_extremes(lazy):
     for index in range(30):
         scene, target = dataset.scene(index), dataset[index]["target"]
         size = target["image_size"][0]
-        boxes = target["boxes_cxcywh"] * size
-        points, scale = target["keypoints"], size / 128
-        top, right, bottom, left = points.unbind(1)
-        visible = points[..., 2] == 2
-        edges = (
-            (top[:, 1], boxes[:, 1] - boxes[:, 3] / 2),
-            (right[:, 0], boxes[:, 0] + boxes[:, 2] / 2),
-            (bottom[:, 1], boxes[:, 1] + boxes[:, 3] / 2),
-            (left[:, 0], boxes[:, 0] - boxes[:, 2] / 2),
-        )
-        for k, (point, edge) in enumerate(edges):
-            # The box has whole pixels and the outline of one pixel.
-            assert ((point - edge).abs() <= 2.1 * scale)[visible[:, k]].all()
+        scale = size / 128
+        centers = torch.tensor([(128 - shape.x - 0.5, shape.y + 0.5) for shape in scene.shapes])[:, None] * scale
+        offsets = (target["keypoints"][..., :2] - centers) / torch.tensor([s.radius for s in scene.shapes])[
+            :, None, None
+        ]
+        along = offsets / scale
+        directions = torch.tensor([(0.0, -1.0), (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)])
+        lengths = (along * directions).sum(-1)
+        np.testing.assert_allclose(along, lengths[..., None] * directions, atol=0.02)
+        for shape, length in zip(scene.shapes, lengths):
+            # No outline is closer to its center than a star's notches or a cross's.
+            if shape.label in (THINGS.index("circle"), THINGS.index("ring")):
+                np.testing.assert_allclose(length, 1, atol=0.02)
+            assert length.min() > 0.4 and length.max() < 1.02
         np.testing.assert_allclose(target["areas"], scene.masks.sum((1, 2)) * scale**2, rtol=1e-5)
 
 
-def test_occluded_extremes_are_hidden():
+def test_points_of_drawn_shapes_lie_on_their_outlines_and_move_with_them():
+    shape = World().scene(3).shapes[0]
+    for label in range(len(THINGS)):
+        before = None
+        for angle in np.linspace(0, 2 * np.pi, 721):
+            turned = replace(shape, label=label, angle=angle)
+            points = turned.keypoints()
+            outline = (turned.contours()[0] / 16 + 0.5).astype(np.float32)
+            distances = [cv2.pointPolygonTest(outline, tuple(map(float, point)), True) for point in points]
+            np.testing.assert_allclose(distances, 0, atol=1e-3)
+            assert before is None or np.abs(points - before).max() < 0.05 * shape.radius  # half a degree
+            before = points
+
+
+def test_occluded_points_are_hidden():
     dataset = ShapesDetection(60, keypoints=True, min_objects=4, max_objects=6)
     hidden = [dataset[index]["target"]["keypoints"] for index in range(60)]
     assert sum(int((points[..., 2] == 1).sum()) for points in hidden) > 20

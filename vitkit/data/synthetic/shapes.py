@@ -81,7 +81,7 @@ class ShapesDetection(_Shapes, DetectionDataset):
         transforms: see `BaseImageDataset`.
         masks: whether targets have masks.
         keypoints: whether targets have keypoints: the `SHAPE_KEYPOINTS` of `vitkit.data.synthetic.world`. After a turn
-            or a vertical flip, such as those of "D4", a highest point is no longer the highest; mirror left and right.
+            or a vertical flip, such as those of "D4", the one above is no longer above; mirror left and right.
         pairs: classes that are a color and a shape, such as "red star"; None: the six shapes, in any color.
         absent: those of the pairs that no image shows.
     Raises:

@@ -91,8 +91,11 @@ _CONTOURS = _contours()
 SHAPE_KEYPOINTS = KeypointInfo(
     ("top", "right", "bottom", "left"), ((0, 1), (1, 2), (2, 3), (3, 0)), flip_pairs=((1, 3),), sigmas=(0.05,) * 4
 )
-"""The points of every thing: where its outline is highest, furthest to the right, and so on. Unlike numbered corners,
-they can be told apart on each kind of thing, however it is turned."""
+"""The points of every thing: where its outline is straight above its center, to the right of it, and so on. Unlike
+numbered corners, they can be told apart on each kind of thing, however it is turned; and unlike its highest point and
+so on, they never jump from one corner to another."""
+_DIRECTIONS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+"""Where each of these points lies from the center, x and y."""
 Color = float | tuple[float, float, float]
 
 
@@ -125,9 +128,18 @@ class Shape:
 
     def keypoints(self) -> np.ndarray:
         """Return the `SHAPE_KEYPOINTS`, (4, 2) float32, in pixels from the image's top left corner."""
-        x, y = (self.contours()[0] / (1 << _SHIFT) + 0.5).T  # outlines count from the center of the first pixel
-        extremes = [y.argmin(), x.argmax(), y.argmax(), x.argmin()]
-        return np.stack([x, y], axis=1)[extremes].astype(np.float32)
+        center = np.array([self.x, self.y])
+        begins = self.contours()[0] / (1 << _SHIFT) - center
+        ends = np.roll(begins, -1, axis=0)
+        points = []
+        for x, y in _DIRECTIONS:
+            side, next_side = begins @ (y, -x), ends @ (y, -x)
+            crosses = (side > 0) != (next_side > 0)  # the line through the center, once in front and once behind
+            share = (side / np.where(crosses, side - next_side, 1))[crosses, None]
+            crossings = begins[crosses] + share * (ends - begins)[crosses]
+            points.append(crossings[(crossings @ (x, y)).argmax()])
+        # Outlines count from the center of the first pixel.
+        return (np.array(points) + center + 0.5).astype(np.float32)
 
     def mask(self, height: int, width: int) -> tuple[tuple[slice, slice], np.ndarray]:
         """Return a mask of the shape, occluded parts included, in a window of an (H, W) image.
