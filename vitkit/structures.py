@@ -285,7 +285,8 @@ class AttentionLayers(NamedTuple):
     encoder: Sequence[nn.Module] = ()
     """Modules in which each location of a map of the image attends to all others."""
     decoder: Sequence[nn.Module] = ()
-    """Modules in which queries attend to the image: to every location, or to sampled points."""
+    keypoints: Sequence[nn.Module] = ()
+    """Modules in which queries and their keypoints attend to the image: to every location, or to sampled points."""
     prompt: Sequence[nn.Module] = ()
     """Modules in which queries or locations attend to the words of the prompt."""
     fusion: Sequence[nn.Module] = ()
@@ -295,8 +296,7 @@ class AttentionLayers(NamedTuple):
     level_names: Sequence[str] = ()
     """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
     masked: Sequence[nn.Module] = ()
-    """The decoder's layers if they are called with `memory_bias`, (B, 1 or heads, Q, S), which masks the locations
-    outside each query's mask."""
+    """The decoder's layers if they take `memory_bias`, (B, 1 or heads, Q, S), which masks all outside queries' masks."""
     num_joint_queries: int = 0
     """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
     in which queries and locations attend to each other; 0: queries and locations are separate."""

@@ -80,7 +80,7 @@ DENSE = {
             neck=dict(type="C2fProjectionPair", in_features=["res4"], out_channels=16),
             head=dict(type="RFDETRHead", num_cross_heads=2, num_decoder_layers=2, keypoint_classes=[2, 0], **LAYERS),
         ),
-        {"query0"},
+        {"query0", "query0_points"},
     ),
     "RTDETRv2": (
         dict(

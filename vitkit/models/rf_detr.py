@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError
-from vitkit.models.base import Part, QueryDetector
+from vitkit.models.base import Part, QueryDetector, attention_in
 from vitkit.ops.detections import BatchDetections, with_scores
 from vitkit.ops.keypoints import detections_with_keypoints, log_mean_variance
 from vitkit.registry import MODELS
-from vitkit.structures import KeypointDetections
+from vitkit.structures import AttentionLayers, KeypointDetections
 
 
 @MODELS.register
@@ -117,6 +117,10 @@ class RFDETRKeypoints(RFDETR):
         names = [name for name, _ in self.named_parameters()]
         stages = {f"{name.partition('.keypoint_embed.')[0]}.keypoint_embed." for name in names if "_embed." in name}
         self.new_parts = ("head.keypoint_head.", "neck.keypoints.", *sorted(stages))
+
+    def attention_layers(self) -> AttentionLayers:
+        """Also return the cross-attention of the keypoints."""
+        return super().attention_layers()._replace(keypoints=attention_in(self.head.keypoint_head, "cross_attn"))
 
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         best = super().detections(outputs)

@@ -171,6 +171,26 @@ def test_sampling_points_of_rf_detr_lie_at_their_pixels_in_images_of_incomplete_
     torch.testing.assert_close(layer.locations, layer.reference[:2].expand_as(layer.locations))
 
 
+def test_keypoints_sample_the_points_of_their_query_and_group():
+    torch.manual_seed(0)
+    head = dict(type="RFDETRHead", d_model=32, num_heads=2, num_cross_heads=2, d_ffn=32, num_decoder_layers=2)
+    neck = dict(type="C2fProjectionPair", in_features=["res4"], out_channels=32, num_blocks=1)
+    spec = dict(type="RFDETRKeypoints", backbone=RESNET, neck=neck, head=dict(head, keypoint_classes=[2, 0]))
+    predictor = Predictor(build_model(dict(spec, num_queries=5, num_classes=3, num_keypoints=4)), ["a", "b", "c"])
+    sampling = image_sampling(predictor, IMAGE)
+    for label, group in ((0, 1), (1, None), (2, 0)):
+        sampling.queries.labels.fill_(label)
+        layers = sampling.keypoints(3)
+        assert len(layers) == (0 if group is None else 4)
+        locations, _ = sampling.view.records["keypoints.1"][0]
+        for k, layer in enumerate(layers):
+            row = (3 * 2 + group) * 4 + k
+            torch.testing.assert_close(layer.locations, locations[0, row] * torch.tensor(sampling.covered[0][::-1]))
+            predicted = sampling.view.outputs["pred_keypoints"][0, 3, group, k]
+            assert layer.keypoint.tolist() == predicted[:2].tolist() and layer.name == f"point {k}"
+            assert layer.reference.tolist() == sampling.layers(3)[-1].reference.tolist()
+
+
 def boxes(*scores, masks=None):
     boxes_xyxy = torch.tensor([[0.0, 0, 100, 100], [10, 10, 50, 50], [20, 20, 40, 40]])
     return QueryPredictions(torch.tensor(scores), torch.tensor([0, 1, 2]), boxes_xyxy, masks, (100, 100))

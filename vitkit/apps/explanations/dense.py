@@ -151,6 +151,8 @@ def explain_sampling(predictor: Predictor, image: np.ndarray, request: ExplainRe
     sampling = image_sampling(predictor, image)
     for query in choose_queries(predictor, sampling.queries, request, result, MAX_SAMPLED):
         sampling.draw_query(query, result.file(f"query{query}.png"))
+        if sampling.point_names and sampling.keypoints(query):
+            sampling.draw_keypoints(query, result.file(f"query{query}_points.png"))
     if request.html:
         shown = page_queries(request, sampling.queries.scores)
         title = f"Where queries of {type(predictor.model).__name__} sample the image"

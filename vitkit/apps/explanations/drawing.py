@@ -177,7 +177,8 @@ def draw_decoder_attention(
 
 
 class QueryLayer(NamedTuple):
-    """Sampling points of one query in one decoder layer. Points and boxes are relative to the unpadded image."""
+    """Sampling points of one query, or of one of its keypoints, in one decoder layer. Points and boxes are relative to
+    the unpadded image."""
 
     locations: Tensor
     """(heads, groups, points, 2) xy of the sampling points, with levels from fine to coarse."""
@@ -188,11 +189,13 @@ class QueryLayer(NamedTuple):
     box_cxcywh: Tensor
     """(4,) box predicted after the layer."""
     name: str
-    """Name of the class predicted after the layer."""
+    """Name of the class predicted after the layer, or of the keypoint."""
     score: float
-    """Score of that class, in 0..1."""
+    """Score of that class, or the keypoint's probability of being labeled, in 0..1."""
     levels: Sequence[int]
     """The level of each group of points."""
+    keypoint: Tensor | None = None
+    """(2,) xy of the predicted keypoint; None: for the query itself."""
 
 
 def draw_sampling_points(
@@ -200,13 +203,14 @@ def draw_sampling_points(
 ) -> None:
     """Save a PNG with a query's reference point, sampling points and box (figure 6 of 2010.04159, appendix).
 
-    There is a row per decoder layer, a column per feature level and, if there are several, one for all levels
-    together. The cross is the reference point (with a dashed box if the reference is a box), dots are sampling points,
-    colored by attention weight on one scale for all layers, and the green box is the layer's prediction.
+    There is a row per decoder layer, or per keypoint, a column per feature level and, if there are several, one for all
+    levels together. The cross is the reference point (with a dashed box if the reference is a box), dots are sampling
+    points, colored by attention weight on one scale for all layers, and the green box is the layer's prediction, the
+    white X the keypoint.
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        layers: first to last, at least one.
+        layers: first to last, at least one; or the keypoints in one layer.
         path: the PNG's path; its folder is made.
         strides: the stride of each level in pixels.
         title: the figure's title.
@@ -219,7 +223,7 @@ def draw_sampling_points(
     norm = Normalize(0, max(float(layer.weights.max()) for layer in layers))
     faded = (255 - (255 - canvas.astype(np.float32)) * 0.6).astype(np.uint8)
     panel_width = 2.6
-    size = (panel_width * len(columns) + 1.2, panel_width * height / width * len(layers) + 1.2)
+    size = (panel_width * len(columns) + 1.8, panel_width * height / width * len(layers) + 1.2)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(textwrap.fill(title, int(9 * size[0])), fontsize="large")
     rows = figure.subplots(len(layers), len(columns), squeeze=False)
@@ -227,7 +231,8 @@ def draw_sampling_points(
         panel.set_title(heading)
     for number, (row, layer) in enumerate(zip(rows, layers)):
         ratio = float(sampling_ratio(layer.locations, layer.weights, layers[-1].box_cxcywh).mean())
-        row[0].set_ylabel(f"layer {number}\n{layer.name} {layer.score:.2f}\nin the box: {ratio:.1f} x uniform")
+        kind = "layer" if layer.keypoint is None else "point"
+        row[0].set_ylabel(f"{kind} {number}\n{layer.name} {layer.score:.2f}\nin the box: {ratio:.1f} x uniform")
         for levels, panel in zip(columns.values(), row):
             panel.imshow(faded)
             panel.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
@@ -241,6 +246,8 @@ def draw_sampling_points(
     }
     if all(len(layer.reference) == 2 for layer in layers):
         del entries["reference box"]
+    if layers[0].keypoint is not None:
+        entries["predicted point"] = _KEYPOINT | dict(ls="")
     handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 2 * len(columns)), frameon=False)
     save_figure(figure, path, dpi=_DPI)
@@ -345,6 +352,9 @@ def mark_point(panel: Axes, pixel: tuple[float, float], number: int) -> None:
     text.set(va="center_baseline", path_effects=[withStroke(linewidth=2, foreground="black")])
 
 
+_KEYPOINT = dict(marker="X", markersize=11, color="white", markeredgecolor="black")
+
+
 def _draw_box(panel: Axes, box_xyxy: Tensor, color: object, style: str = "-") -> None:
     x0, y0, x1, y1 = box_xyxy.tolist()
     panel.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, color=color, linewidth=2, linestyle=style))
@@ -367,4 +377,6 @@ def _draw_query(panel: Axes, layer: QueryLayer, levels: list[int], *, norm: Norm
         box_xyxy = scale_boxes(cxcywh_to_xyxy(box_cxcywh)[None, None], [(height, width)])[0, 0]
         _draw_box(panel, box_xyxy, color, style)
     panel.plot(*(layer.reference[:2] * size), marker="+", markersize=11, markeredgewidth=2.5, color="magenta")
+    if layer.keypoint is not None:
+        panel.plot(*(layer.keypoint * size), **_KEYPOINT)
     return dots

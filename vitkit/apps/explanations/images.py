@@ -443,6 +443,8 @@ class ImageSampling:
     covered: Sequence[tuple[float, float]]
     """For each level, the height and width of the map relative to those of the image in it; 1 without padding."""
     view: View
+    point_names: Sequence[str] = ()
+    """Names of the keypoints; empty if the model predicts none."""
 
     def layers(self, query: int) -> list[QueryLayer]:
         """Return what one query sampled and predicted, by layer."""
@@ -472,9 +474,30 @@ class ImageSampling:
         num_queries = self.view.outputs["pred_boxes"].shape[1]
         locations, weights = (
             x[0].unflatten(0, (num_queries, -1))[query].float().cpu()  # (tokens, heads, groups, points, ...)
-            for x in self.view.records[f"layers.{layer}.cross_attn"][0]
+            for x in self.view.records[f"decoder.{layer}"][0]
         )
         return locations.permute(1, 2, 0, 3, 4).flatten(2, 3), weights.permute(1, 2, 0, 3).flatten(2) / len(weights)
+
+    def keypoints(self, query: int) -> list[QueryLayer]:
+        """Return what each keypoint of a query sampled in the last layer, and where it was found; an empty list if the
+        label of the query has no keypoints."""
+        (*_, layer), outputs = self.layers(query), self.view.outputs
+        group = int(outputs["keypoint_groups"][self.queries.labels[query]])
+        predicted = outputs["pred_keypoints"][0, query].float().cpu()  # (G, K, 7)
+        num_queries, (num_groups, count) = len(self.queries.labels), predicted.shape[:2]
+        recorded = self.view.records[f"keypoints.{len(self.levels) - 1}"][0]
+        locations, weights = (x[0].unflatten(0, (num_queries, num_groups, count))[query, group] for x in recorded)
+        covered = torch.tensor([sides[::-1] for sides in self.covered])[self.levels[-1]][:, None]
+        return [
+            layer._replace(
+                locations=locations[k].float().cpu() * covered,
+                weights=weights[k].float().cpu(),
+                name=self.point_names[k],
+                score=float(predicted[group, k, 2].sigmoid()),
+                keypoint=predicted[group, k, :2],
+            )
+            for k in range(count if group >= 0 else 0)
+        ]
 
     def query_ratios(self, queries: Sequence[int]) -> Tensor:
         """Return the weight of the points that each decoder layer samples in the queries' final boxes, relative to the
@@ -491,15 +514,25 @@ class ImageSampling:
         title = f"Query {query}: reference, sampling points of all heads, and box, by decoder layer"
         draw_sampling_points(self.image, self.layers(query), path, strides=self.strides, title=title)
 
+    def draw_keypoints(self, query: int, path: str | Path) -> None:
+        """Save a PNG of what the keypoints of a query sampled in the last layer."""
+        title = f"Keypoints of query {query}: sampling points of all heads in the last decoder layer, by keypoint"
+        draw_sampling_points(self.image, self.keypoints(query), path, strides=self.strides, title=title)
+
 
 def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     """Run a model whose queries attend to sampled points on an image (H, W, 3) uint8 RGB."""
     model = predictor.model
-    view = record(predictor, image, SamplingRecorder(model.head.decoder))
-    levels = [attention.levels for attention in decoder_layers(model)]
+    decoder, keypoints = decoder_layers(model), attention_layers(model).keypoints
+    recorded = dict(decoder=nn.ModuleList(decoder), keypoints=nn.ModuleList(keypoints))
+    view = record(predictor, image, SamplingRecorder(nn.ModuleDict(recorded)))
+    levels = [attention.levels for attention in decoder]
     # Maps after the last level are not for queries.
     strides = [info.stride for info in model.neck.feature_info.values()][: 1 + max(max(numbers) for numbers in levels)]
     rounds = attention_layers(model).rounds_padding
     covered = [view.compute_covered_at(name) if rounds else view.covered for name in view.feature_sizes]
     queries = QueryPredictions.of(view)
-    return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view)
+    names = [f"point {k}" for k in range(view.outputs["pred_keypoints"].shape[3])] if keypoints else []
+    if keypoints and predictor.keypoint_info is not None:
+        names = list(predictor.keypoint_info.names)
+    return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view, names)
