@@ -85,7 +85,8 @@ def test_core_has_few_lines():
     # of `__main__` are named by what starts the processes that load their data. 210: class heads start from rows by
     # name. 935: poses without boxes (ECPose), a head with its own decoder, matcher, criterion and denoising.
     # 57: ranks compare data that no file lists; evaluations encode a prompt once; failing own constructors are named.
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_732
+    # 50: limbs that CVAT's labels draw, points of drawn shapes that do not jump, and where keypoints look.
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_782
 
 
 def test_contracts_are_few():

@@ -27,7 +27,7 @@ from pathlib import Path
 import vitkit
 from vitkit.tools.common import add_device, errors_in_one_line, fraction, is_override
 
-TASKS = ("detection", "semantic", "instance", "panoptic", "classification")
+TASKS = ("detection", "semantic", "instance", "keypoints", "panoptic", "classification")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

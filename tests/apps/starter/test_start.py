@@ -17,6 +17,7 @@ import vitkit
 from vitkit import load_config
 from vitkit.apps.inference.card import read_metrics
 from vitkit.apps.starter import child_runs, own_data, start, timed_run
+from vitkit.apps.starter.capacity import capacity_lines
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights
@@ -308,6 +309,23 @@ def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annot
     assert config["model"]["type"] == model and config["model"]["tasks"] == [task]
 
 
+def test_keypoints_are_learned(world, step_cost, capsys):
+    files = [str(world / "train2017"), str(world / "annotations" / "keypoints_train2017.json"), RANDOM, "--dry-run"]
+    main([*files, "--task", "keypoints"])
+    config = load_config(Path("runs/start/config.py"))
+    assert config["model"]["type"] == "RFDETRKeypoints" and config["train"]["best_metric"] == "keypoints/AP"
+    assert config["model"]["num_queries"] == 50 and config["data"]["val"]["keypoints"]
+    assert "--task keypoints" not in capsys.readouterr().out
+    main([*files, "--run-dir", "runs/boxes"])
+    assert "objects have keypoints, which --task keypoints learns" in capsys.readouterr().out
+
+
+def test_elongated_images_have_as_many_queries_as_one_map_of_points_has_locations(world):
+    data = start.OwnData("", 17, 7, 64, [], most_objects=500, elongation=1.0)
+    lines = capacity_lines("keypoints", data, "size=224, pretrained=True", ())
+    assert lines[1] == 'cfg["model"]["num_queries"] = 140'  # 12 x 12 locations of stride 16, in tens
+
+
 def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     monkeypatch.setattr(
         timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
@@ -494,6 +512,10 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
     [
         (["nowhere"], "no file or folder 'nowhere'"),
         (["nowhere", "modl.num_queries=3"], "detection.py: modl: unknown key 'modl'. Did you mean 'model'?"),
+        (
+            ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "keypoints"],
+            "has no object with a keypoint. Choose --task detection",
+        ),
         (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
         (
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitkit.apps.datasets.contents import count_classes, summarize
 from vitkit.apps.datasets.splitting import split_dataset
@@ -76,8 +76,15 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, fraction
     return READERS[task](images, annotations, fraction, out)
 
 
-def read_detection(images: Path, annotations: Path | None, fraction: float, out: Path, masks: bool = False) -> OwnData:
-    """Read boxes, or masks of objects, in any format that `read_annotations` takes; write files in COCO's format.
+def read_detection(
+    images: Path,
+    annotations: Path | None,
+    fraction: float,
+    out: Path,
+    task: Literal["detection", "instance", "keypoints"] = "detection",
+) -> OwnData:
+    """Read boxes, masks or keypoints of objects in any format that `read_annotations` takes; write files in COCO's
+    format.
 
     Images that the format marks as test images become `data.test`.
     """
@@ -88,9 +95,14 @@ def read_detection(images: Path, annotations: Path | None, fraction: float, out:
             f"trained on. If they are objects: vitkit data convert {data.source} --images {data.folder} --fix crowds "
             "--out NEW.json"
         )
-    if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
+    if task == "instance" and not all(annotation.get("segmentation") for annotation in data.annotations):
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
+    labeled = sum(any(annotation.get("keypoints", ())[2::3]) for annotation in data.annotations)
+    if task == "keypoints" and not labeled:
+        raise DataError(f"'{data.source}' has no object with a keypoint. Choose --task detection, which learns boxes.")
     notes, left_out = data.notes, data.left_out
+    if task != "keypoints" and labeled:
+        notes.append(f"{pluralize(labeled, 'objects', 'have')} keypoints, which --task keypoints learns")
     file_names = {image["id"]: image["file_name"] for image in data.images}
     train, val = ({file_names[number] for number in data.splits.get(name, ())} for name in ("train", "val"))
     if not train and data.splits.get("test"):
@@ -133,7 +145,12 @@ def read_detection(images: Path, annotations: Path | None, fraction: float, out:
 
 def read_instance(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
     """Read masks of objects; see `read_detection`."""
-    return read_detection(images, annotations, fraction, out, masks=True)
+    return read_detection(images, annotations, fraction, out, "instance")
+
+
+def read_keypoints(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
+    """Read keypoints of objects; see `read_detection`."""
+    return read_detection(images, annotations, fraction, out, "keypoints")
 
 
 def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path) -> OwnData:
@@ -266,6 +283,7 @@ def _find_class_folders(folder: Path) -> dict[str, Path]:
 READERS: dict[str, Callable[..., OwnData]] = {
     "detection": read_detection,
     "instance": read_instance,
+    "keypoints": read_keypoints,
     "semantic": read_semantic,
     "panoptic": read_panoptic,
     "classification": read_classification,

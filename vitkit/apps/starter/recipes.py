@@ -106,6 +106,7 @@ RECIPES = {
         (RecipeFigure("resnet50", 1840, "mIoU 0.677"),),
     ),
     "instance": Recipe({256: 0, 320: 4000, 416: 4000}),
+    "keypoints": Recipe({224: 0, 320: 12000, 416: 12000}),
     "panoptic": Recipe({256: 0, 320: 4000, 416: 4000}),
     "classification": Recipe({128: 0, 224: 1500}),
 }

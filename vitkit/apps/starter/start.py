@@ -14,7 +14,7 @@ from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import TrainedModel
 from vitkit.apps.report import write_report
-from vitkit.apps.starter.capacity import capacity_lines, num_locations
+from vitkit.apps.starter.capacity import SELECTS_BOXES, capacity_lines, num_locations
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.own_data import OwnData, read_own_data
 from vitkit.apps.starter.recipes import RECIPES, Network
@@ -150,7 +150,7 @@ def start(
     Args:
         images: folder of the images, or a file or folder that leads to both images and annotations.
         annotations: a file or folder in a format that `vitkit.data.formats` reads.
-        task: "detection", "instance", "semantic", "panoptic" or "classification".
+        task: "detection", "instance", "keypoints", "semantic", "panoptic" or "classification".
         hours: wall-clock time for everything.
         val_fraction: the fraction of the images for validation, unless they are split.
         run_dir: folder to write, with a number after its name if it has contents.
@@ -387,9 +387,9 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
     images = load_config(f"start/{request.task}", request.overrides, check=False)["data"].get("images_per_gpu", 1)
     refuse_if_too_short(FASTEST_STEP * data.num_train / images)
     sizes = recipe.sizes_for(data)
-    if request.task == "detection":
+    if request.task in SELECTS_BOXES:
         options = {size: StartChoice(size, "", "", network).options(request.channels) for size in recipe.sizes}
-        locations = {size: num_locations(data, options[size], request.overrides) for size in recipe.sizes}
+        locations = {size: num_locations(request.task, data, options[size], request.overrides) for size in recipe.sizes}
         fitting = [size for size in recipe.sizes if locations[size] >= data.most_objects]
         sizes = [size for size in sizes if size in fitting] or fitting[:1] or [max(recipe.sizes)]
     smallest = [measure(StartChoice(sizes[0], precision, weights, network)) for precision in request.precisions]
