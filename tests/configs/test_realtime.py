@@ -319,3 +319,36 @@ def test_rates_and_decays_of_edgecrafter_are_those_of_the_original(name):
             assert of_number[int(value.flatten()[0])] == (pytest.approx(rate), decays), theirs
             seen += 1
     assert seen == len(numbers)
+
+
+# backbone_lr, weight decay, epochs, strong augmentation until, mosaics until
+ECPOSE = {
+    "s": (2.5e-5, 1e-4, 92, 90, 45),
+    "m": (2.5e-5, 1e-4, 92, 90, 45),
+    "l": (2.5e-6, 1.25e-4, 74, 72, 48),
+    "x": (2.5e-6, 1.25e-4, 74, 72, 48),
+}
+
+
+@pytest.mark.parametrize("size", ECPOSE)
+def test_settings_of_ecpose_are_those_of_the_original(size):
+    cfg = load_config(f"ecpose_{size}_coco")
+    check_config(cfg)
+    backbone_lr, decay, epochs, strong_until, mosaic_until = ECPOSE[size]
+    optimizer, train, data = cfg["optimizer"], cfg["train"], cfg["data"]
+    assert (optimizer["lr"], optimizer["backbone_lr"], optimizer["weight_decay"]) == (5e-4, backbone_lr, decay)
+    assert (train["epochs"], train["reference_batch_size"], train["ema_ramp_steps"]) == (epochs, 32, 2000)
+    transforms = TRANSFORMS.build(data["train"]["transforms"])
+    plain, strong = ["ColorJitter", "HorizontalFlip"], ["RandomZoomOut", "ColorJitter", "HorizontalFlip"]
+    for epoch in (4, mosaic_until - 1):
+        mosaic = transforms.at(epoch)
+        assert isinstance(mosaic, GridMosaic) and (mosaic.probability, mosaic.tile, mosaic.scale) == (0.5, 320, (1, 1))
+        assert names(mosaic.transforms) == plain and names(mosaic.otherwise) == strong
+    assert names(transforms.at(mosaic_until)) == names(transforms.at(strong_until - 1)) == strong
+    assert names(transforms.at(3)) == names(transforms.at(strong_until)) == plain
+    mixup, blend = data["mixup"], data["copy_blend"]
+    assert (mixup["probability"], blend["num_objects"]) == (0.25, 3)
+    assert (1 - mixup["probability"]) * blend["probability"] == pytest.approx(0.5)  # of all batches
+    assert all((part["from_epoch"], part["until_epoch"]) == (4, strong_until) for part in (mixup, blend))
+    assert cfg["schedule"] == dict(type="ConstantLR", warmup_steps=500)
+    assert (cfg["model"]["num_queries"], cfg["model"]["head"]["num_decoder_layers"]) == (60, 3 if size == "s" else 4)

@@ -136,7 +136,7 @@ class DETRPoseHead(QueryHead):
             ),
             dim=1,
         )
-        queries = Queries(content.expand(len(points), -1, -1, -1), references=with_centers(points))
+        queries = Queries(content.expand(points.shape[0], -1, -1, -1), references=with_centers(points))
         if added is not None:
             queries = added.join(queries, self)
         decoded = self.decoder(queries, levels)
@@ -193,7 +193,7 @@ class KeypointSelection(nn.Module):
             DataError: there are fewer locations than queries.
         """
         check_locations("DETRPose", levels, num_queries)
-        centers = levels.centers().expand(len(levels.tokens), -1, -1)
+        centers = levels.centers().expand(levels.tokens.shape[0], -1, -1)
         unusable = ((centers <= 0.01) | (centers >= 0.99)).any(-1, keepdim=True)
         if levels.padding_mask is not None:
             unusable = unusable | levels.padding_mask[..., None]

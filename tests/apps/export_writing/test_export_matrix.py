@@ -78,6 +78,7 @@ MODELS = {  # name: (config, overrides)
     "DEIMv2 on ViT": ("deimv2_s_coco", [*DEIMV2, *SMALL_VIT]),
     "ECDet": ("ecdet_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
     "ECSeg": ("ecseg_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
+    "ECPose": ("ecpose_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
     "RF-DETR": ("rf_detr_n_coco", RF_DETR),
     "RF-DETR-Seg": ("rf_detr_seg_n_coco", RF_DETR),
     "RF-DETR, keypoints": ("rf_detr_keypoints_coco", RF_DETR),
@@ -105,6 +106,7 @@ OVER_TOLERANCE = {
         *DEIMV2S,
         "ECDet",
         "ECSeg",
+        "ECPose",
     )
     for form in ("onnx fp16", "onnx int8", "torch fp16")
 } - {("RF-DETR", "onnx fp16")}
