@@ -66,6 +66,11 @@ class DensePredictionModel(ModelOnBackbone):
     size_divisibility = 1
     """Images are padded with zeros to a multiple of this; the padding counts as part of the image."""
 
+    learned_queries = (
+        *("head.query_embed.weight", "head.reference_boxes.weight", "head.query_feat.weight"),
+        *("head.proposals.content.weight", "training_queries.groups.embed.weight"),
+    )
+
     def __init__(
         self,
         backbone: Part,

@@ -46,6 +46,7 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
     """
 
     class_head = ("head.class_embed.",)
+    learned_queries = ("head.query_embed.weight",)
 
     def __init__(
         self,

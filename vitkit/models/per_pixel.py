@@ -26,6 +26,7 @@ class PerPixelClassification(DensePredictionModel):
     """
 
     class_head = ("head.predictor.", "head.query_embed.", "head.aux_predictor.")
+    learned_queries = ()
     tasks = returns = ("semantic",)
 
     def __init__(

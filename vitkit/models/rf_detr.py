@@ -50,19 +50,6 @@ class RFDETR(QueryDetector):
         best = super().detections(outputs)
         return best._replace(boxes_xyxy=best.boxes_xyxy.clamp(0, 1))  # boxes end at the image's border
 
-    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """If the weights have more queries, keep the first of each group, in place; see `DensePredictionModel`.
-
-        Queries are assigned to locations by the rank of their scores, so the last ones matter least.
-        """
-        own, others = f"{prefix}head.query_embed.weight", f"{prefix}training_queries.groups.embed.weight"
-        theirs, ours = len(state.get(own, ())), len(self.head.query_embed.weight)
-        if theirs > ours:
-            state[own] = state[own][:ours]
-            if others in state:
-                state[others] = state[others].unflatten(0, (-1, theirs))[:, :ours].flatten(0, 1)
-        super().adapt_state(state, prefix)
-
 
 @MODELS.register
 class RFDETRSeg(RFDETR):

@@ -58,6 +58,8 @@ class Model(nn.Module):
     detector."""
     class_head: Sequence[str] = ()
     """Prefixes of the names of the parameters whose size depends on the number of classes."""
+    learned_queries: Sequence[str] = ()
+    """Names of the parameters with a row for each query; those of training queries, for each query of each group."""
     class_activation: Literal["softmax", "sigmoid"] | None = None
     """How logits become the scores of classes: "softmax", whose last class is "no object", or "sigmoid", one for each
     class; None if only one kind of criterion fits the model."""

@@ -9,7 +9,7 @@ In the order in which `load_weights` goes through them:
                         tokenizer_files.py; contents.py: the tensors and classes in what was read
     official key names  vitkit.model_zoo.converters
     tensors -> a model  loading.py: `load_weights` and its `LoadReport`; hidden_settings.py: what weights do not show;
-                        class_rows.py: class heads of other classes, by name
+                        class_rows.py: class heads of other classes, by name; query_rows.py: more queries, or fewer
 
 Beside these, pretrained.py loads the weights that a model's backbone names, teachers.py the frozen networks from which
 models learn, lora.py merges what LoRA trained into the weights of its layers, and writing.py saves checkpoints.

@@ -22,6 +22,7 @@ from vitkit.weights.class_rows import ClassRows, match_class_rows
 from vitkit.weights.contents import classes_of, describe_run, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
 from vitkit.weights.locate import Located, Weights, find_weights
+from vitkit.weights.query_rows import match_queries
 from vitkit.weights.reading import read_checkpoint
 
 logger = logging.getLogger("vitkit")
@@ -153,7 +154,7 @@ def load_weights(
             are taken by name, in whatever order; a class that it does not have is an error.
         new_class_head: the weights are a start for training: classes that the checkpoint does not have keep the rows
             of the model's fresh class head, instead of raising; likewise its `new_parts`, if the checkpoint has no
-            entries for them.
+            entries for them; and queries of which the model has more, see `match_queries`.
         class_map: with `classes`, the new name of each class of the checkpoint that got another, see
             `match_class_rows`.
         trained_classes: the classes of weights that do not name them, as official ones, in the order of their head.
@@ -176,7 +177,7 @@ def load_weights(
         )
     checkpoint, name, zoo_name = _read(source)
     stored = state_dict_of(checkpoint, name, parts=model.training_parts if isinstance(model, Model) else ())
-    state, official = _rename(stored, model, classes)
+    state, official = _rename(stored, model, classes, start=new_class_head)
     report, expected = LoadReport(name, official and official.name), model.state_dict()
     if new_class_head:
         _match_tokens(model, state, expected, checkpoint.get("vocabularies"))
@@ -218,12 +219,15 @@ def _read(source: Weights | Mapping[str, Any]) -> tuple[Mapping[str, Any], str, 
 
 
 def _rename(
-    stored: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None
+    stored: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None, *, start: bool
 ) -> tuple[dict[str, Tensor], Format | None]:
-    """Return a checkpoint's tensors by the model's names and in its shapes, and the official format that they had."""
+    """Return a checkpoint's tensors by the model's names and in its shapes, and the official format that they had;
+    `start`: see `match_queries`."""
     state, official = dict(stored), None
     if not _fits(model, state) and not with_defaults(model, Backbone).renames_itself:
         state, official = converters.convert_official(state, model, classes)
+    if isinstance(model, Model):
+        match_queries(model, state, model.state_dict(), start=start)
     for prefix, module in model.named_modules():
         if isinstance(module, AdaptsState):
             module.adapt_state(state, f"{prefix}." if prefix else "")
