@@ -67,10 +67,10 @@ def files_behind(*modules: str) -> set[str]:
     ("modules", "most_files", "most_lines"),
     [
         (["backbones.resnet"], 12, 2_564),
-        (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_641),
-        (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_682),
+        (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_650),
+        (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_690),
         (["data.datasets.coco"], 25, 5_680),
-        (["engine.trainer"], 95, 17_805),
+        (["engine.trainer"], 95, 17_860),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -84,9 +84,10 @@ def test_core_has_few_lines():
     # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard
     # of `__main__` are named by what starts the processes that load their data. 210: class heads start from rows by
     # name. 935: poses without boxes (ECPose), a head with its own decoder, matcher, criterion and denoising.
+    # 45: queries start from more or fewer.
     # 57: ranks compare data that no file lists; evaluations encode a prompt once; failing own constructors are named.
     # 50: limbs that CVAT's labels draw, points of drawn shapes that do not jump, and where keypoints look.
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_782
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_830
 
 
 def test_contracts_are_few():

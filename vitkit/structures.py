@@ -296,7 +296,7 @@ class AttentionLayers(NamedTuple):
     level_names: Sequence[str] = ()
     """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
     masked: Sequence[nn.Module] = ()
-    """The decoder's layers if they take `memory_bias`, (B, 1 or heads, Q, S), which masks all outside queries' masks."""
+    """The decoder's layers if they take `memory_bias`, (B, 1 or heads, Q, S), masking all outside queries' masks."""
     num_joint_queries: int = 0
     """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
     in which queries and locations attend to each other; 0: queries and locations are separate."""
