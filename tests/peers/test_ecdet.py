@@ -3,6 +3,7 @@ originals' names."""
 
 import pytest
 import torch
+from helpers.random_weights import randomize
 
 from vitkit.config import load_config
 from vitkit.configs import ecdet, ecseg
@@ -18,20 +19,6 @@ MODELS = [
     *(("LibreECModel", name, arguments["size"]) for name, (arguments, _) in ecdet.VARIANTS.items()),
     *(("LibreECSegModel", name, arguments["size"]) for name, (arguments, _) in ecseg.VARIANTS.items()),
 ]
-
-
-def randomize(model):
-    """Draw weights with which locations, queries and layers differ; norms have their own statistics."""
-    torch.manual_seed(0)
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(0.5, 1.5)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.kaiming_normal_(parameter, nonlinearity="linear")
-        else:
-            parameter.data += 0.1 * torch.randn_like(parameter)
 
 
 @pytest.mark.parametrize(("their_class", "name", "size"), MODELS)

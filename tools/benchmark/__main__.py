@@ -52,6 +52,7 @@ PARTS = {
     "rtdetr": "realtime",
     "dfine": "realtime",
     "rf_detr": "realtime",
+    "masks": "masks",
     "grounding_dino": "grounding",
     "fused": "fused",
     "latency": "latency",
@@ -253,7 +254,8 @@ def describe_machine(args: argparse.Namespace) -> str:
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
     versions = [f"Python {platform.python_version()}"]
-    for package in ("vitkit", "torch", "torchvision", "transformers", "rfdetr", "onnxruntime", "openvino"):
+    others = ("transformers", "rfdetr", "dfine-seg", "libreyolo")
+    for package in ("vitkit", "torch", "torchvision", *others, "onnxruntime", "openvino"):
         try:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

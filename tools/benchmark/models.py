@@ -22,17 +22,16 @@ from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
-TARGETS_PER_IMAGE = 7
-"""The number of targets in an image, about COCO's mean."""
-
 
 class Case(NamedTuple):
-    """The image size, the batch size, and whether a training step or inference is run."""
+    """The image size, the batch size, whether a training step or inference is run, and the number of targets."""
 
     height: int
     width: int
     batch_size: int = 1
     training: bool = False
+    targets_per_image: int = 7
+    """About COCO's mean."""
 
     def __str__(self) -> str:
         task = "training step" if self.training else "inference"
@@ -127,7 +126,7 @@ def step(family: Family, name: str, case: Case, options: Options) -> Call:
 
 def random_batch(case: Case, num_classes: int, device: str = "cpu") -> RandomBatch:
     """Return random images with targets whose sides are a tenth to a half of the image's."""
-    shape = (case.batch_size, TARGETS_PER_IMAGE)
+    shape = (case.batch_size, case.targets_per_image)
     sizes = torch.rand(*shape, 2) * 0.4 + 0.1
     corners = torch.rand(*shape, 2) * (1 - sizes)
     columns, rows = (

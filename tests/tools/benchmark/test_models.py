@@ -58,7 +58,7 @@ def test_calls_can_be_pickled_to_the_process_that_measures_memory():
 
 def test_masks_are_boxes_of_a_tenth_to_half_of_the_image_sides():
     batch = models.random_batch(Case(40, 60, batch_size=2), 91)
-    assert batch.masks.shape == (2, models.TARGETS_PER_IMAGE, 40, 60)
+    assert batch.masks.shape == (2, 7, 40, 60)
     for mask, box in zip(batch.masks.flatten(0, 1), batch.boxes_cxcywh.flatten(0, 1)):
         rows, columns = mask.any(1), mask.any(0)
         assert torch.equal(mask, rows[:, None] & columns)
