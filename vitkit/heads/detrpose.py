@@ -31,6 +31,9 @@ from vitkit.ops.keypoints import boxes_around_points, sigmas_of_keypoints
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
+NUM_LARGEST = 4
+"""Number of channels at a keypoint that the class logits depend on."""
+
 
 @HEADS.register
 class DETRPoseHead(QueryHead):
@@ -143,11 +146,13 @@ class DETRPoseHead(QueryHead):
 
         first = decoded[0]
         initial = self._predictions(self.class_embed[0](first.instances), first.initial_points, first.references)
-        finest = _without_padding(levels, maps)
+        # Together for all layers, as the gradient of each sampling is as large as the map.
+        points = torch.stack([layer.points for layer in decoded], dim=1)  # (B, layers, L, K, 2)
+        statistics = self._statistics(points, _without_padding(levels, maps), levels)
         layers = []
-        for class_embed, quality_embed, layer in zip(self.class_embed, self.quality_embed, decoded):
-            quality = quality_embed(in_padded_maps(layer.points.flatten(1, 2), levels.valid_ratios)[:, :, 0], finest)
-            layers.append(self._predictions(class_embed(layer.instances) + quality, layer.points, layer.references))
+        for i, (class_embed, quality_embed, layer) in enumerate(zip(self.class_embed, self.quality_embed, decoded)):
+            logits = class_embed(layer.instances) + quality_embed(statistics[:, i])
+            layers.append(self._predictions(logits, layer.points, layer.references))
         return {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
             "pred_keypoints": layers[-1]["pred_keypoints"],  # (B, Q, K, 2) x, y in 0..1 of the unpadded image
@@ -157,6 +162,12 @@ class DETRPoseHead(QueryHead):
             "aux_outputs": [initial, *layers[:-1]],
             "training_outputs": [selection],  # the predictions at the selected locations, (B, Q, ...)
         }
+
+    @staticmethod
+    def _statistics(points: Tensor, features: Tensor, levels: Levels) -> Tensor:
+        """Return the statistics of the finest map at keypoints (B, layers, L, K, 2), see `largest_channels`."""
+        in_maps = in_padded_maps(points.flatten(1, 3), levels.valid_ratios)[:, :, 0]
+        return largest_channels(in_maps, features).unflatten(1, points.shape[1:4]).flatten(3)
 
     @staticmethod
     def _predictions(logits: Tensor, points: Tensor, references: Tensor) -> dict[str, Tensor]:
@@ -376,30 +387,33 @@ class DETRPoseDecoderLayer(nn.Module):
 
 class KeypointQuality(nn.Module):
     """Adjusts an instance's class logits by the largest channels of the finest map at its keypoints, DETRPose's form of
-    D-FINE's `LocationQuality`.
+    D-FINE's `LocationQuality`; see `largest_channels`.
 
     Args:
-        num_largest, d_hidden: number of channels per keypoint, and channels of the hidden layer.
+        d_hidden: channels of the hidden layer.
     """
 
-    def __init__(self, num_keypoints: int, *, num_largest: int = 4, d_hidden: int = 256):
+    def __init__(self, num_keypoints: int, *, d_hidden: int = 256):
         super().__init__()
-        self.num_keypoints, self.num_largest = num_keypoints, num_largest
-        self.reg_conf = MLP((num_keypoints * (num_largest + 1), d_hidden, 1))
+        self.reg_conf = MLP((num_keypoints * (NUM_LARGEST + 1), d_hidden, 1))
         nn.init.zeros_(self.reg_conf.layers[-1].weight)
         nn.init.zeros_(self.reg_conf.layers[-1].bias)
 
-    def forward(self, points: Tensor, features: Tensor) -> Tensor:
-        """Return what is added to class logits, (B, L, 1).
+    def forward(self, statistics: Tensor) -> Tensor:
+        """(B, L, K * 5) -> (B, L, 1), to be added to class logits."""
+        return self.reg_conf(statistics)
 
-        Args:
-            points: (B, L * K, 2) x, y in 0..1 of the map.
-            features: (B, channels, h, w), whose padding is zero, like everything outside.
-        """
-        sampled = F.grid_sample(features, 2 * points[:, None].to(features.dtype) - 1, align_corners=False)[:, :, 0]
-        largest = sampled.topk(self.num_largest, dim=1).values  # (B, num_largest, L * K)
-        statistics = torch.cat([largest, largest.mean(1, keepdim=True)], dim=1).transpose(1, 2)
-        return self.reg_conf(statistics.flatten(1).unflatten(1, (-1, self.num_keypoints * (self.num_largest + 1))))
+
+def largest_channels(points: Tensor, features: Tensor) -> Tensor:
+    """Return the largest channels at points, largest first, and their mean: (B, P, 5).
+
+    Args:
+        points: (B, P, 2) x, y in 0..1 of the map.
+        features: (B, channels, h, w), whose padding is zero, like everything outside.
+    """
+    sampled = F.grid_sample(features, 2 * points[:, None].to(features.dtype) - 1, align_corners=False)[:, :, 0]
+    largest = sampled.topk(NUM_LARGEST, dim=1).values
+    return torch.cat([largest, largest.mean(1, keepdim=True)], dim=1).transpose(1, 2)
 
 
 def with_centers(points: Tensor) -> Tensor:
