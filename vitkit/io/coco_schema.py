@@ -19,7 +19,7 @@ MAX_SEGMENT_ID = (1 << 24) - 1
 """Largest segment id: a panoptic PNG has three channels of one byte."""
 _NUMBERS = frozenset((int, float))
 _BOX_LIMIT = 2**31
-_OUTSIDE = 0.5
+MAX_OUTSIDE = 0.5
 """Pixels by which a keypoint may lie outside its image: annotation tools round."""
 _NAME_LIMIT = 1024
 _NAME_BYTES = 255
@@ -305,7 +305,7 @@ def _describe_wrong_keypoints(annotation: Mapping[str, Any], count: int, height:
     if not {0, 1, 2}.issuperset(keypoints[2::3]):
         return "visibilities of 0 (not labeled), 1 (hidden) or 2 (visible)"
     for point, (x, y, seen) in enumerate(zip(keypoints[::3], keypoints[1::3], keypoints[2::3])):
-        if seen and not (-_OUTSIDE <= x <= width + _OUTSIDE and -_OUTSIDE <= y <= height + _OUTSIDE):
+        if seen and not (-MAX_OUTSIDE <= x <= width + MAX_OUTSIDE and -MAX_OUTSIDE <= y <= height + MAX_OUTSIDE):
             return f"points inside the image of {width}x{height} pixels, not {point + 1} at ({x:g}, {y:g})"
     labeled = sum(map(bool, keypoints[2::3]))
     if annotation.get("num_keypoints", labeled) != labeled:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.fixing import FIXES
 from vitkit.apps.datasets.merging import merge_datasets, tile_dataset
 from vitkit.apps.datasets.writing import write_coco, write_cvat, write_yolo
 from vitkit.apps.inference.tiling import Tile
@@ -151,3 +152,27 @@ def test_tiles_and_merged_data_have_their_points(source, tmp_path):
     other = read_annotations(source.source, source.folder)
     with pytest.raises(DataError, match="class 'person' has the keypoints .* Give them the same names"):
         merge_datasets([other, source], {}, tmp_path / "others")
+
+
+@pytest.mark.parametrize(
+    ("points", "fixed"),
+    [
+        ([300, 20, 2, 30, 40, 2, 20, 20, 1], [0, 0, 0, 30, 40, 2, 20, 20, 1]),  # outside the image
+        ([155, 20, 2, 30, 40, 2, 20, 20, 1], [0, 0, 0, 30, 40, 2, 20, 20, 1]),  # far outside the box
+        ([float("nan"), 20, 2, 30, 40, 2, 20, 20, 1], [0, 0, 0, 30, 40, 2, 20, 20, 1]),
+        ([50, 20, 0, 30, 40, 2, 20, 20, 1], [0, 0, 0, 30, 40, 2, 20, 20, 1]),  # not labeled
+        ([50.125, 20, 2, 30, 40, 2, 20, 20, 1], [50.125, 20, 2, 30, 40, 2, 20, 20, 1]),
+        ([50, 20, 3, 30, 40, 2, 20, 20, 1], [50, 20, 3, 30, 40, 2, 20, 20, 1]),  # which nothing explains
+        ([50, 20], [50, 20]),
+    ],
+)
+def test_wrong_points_are_left_out(source, points, fixed):
+    annotation = source.annotations[0] | dict(keypoints=points, num_keypoints=3)
+    source.annotations[:] = [annotation]
+    assert FIXES["keypoints"][0](source) == (points != fixed)
+    assert annotation["keypoints"] == fixed and annotation["num_keypoints"] == (3 if points == fixed else 2)
+
+
+def test_points_are_counted_again(source):
+    source.annotations[0]["num_keypoints"] = 1
+    assert FIXES["keypoints"][0](source) == 1 and source.annotations[0]["num_keypoints"] == 2

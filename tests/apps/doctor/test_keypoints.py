@@ -1,5 +1,7 @@
 """What the doctor says of a file's keypoints."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def check(points, **category):
     ]
     categories = [{"id": 1, "name": "person", "keypoints": NAMES, **category}]
     content = {"images": images, "annotations": annotations, "categories": categories}
-    data = AnnotatedImages("coco", None, None, content)
+    data = AnnotatedImages("coco", Path("a.json"), Path("images"), content)
     file = CheckedDetectionFile("a.json", "data.train", images, annotations, categories, False, False, data)
     return {issue.check: (issue.verdict, issue.message) for issue in file._keypoints()}
 
@@ -38,6 +40,7 @@ def test_correct_keypoints_are_counted():
         ([[*GOOD[:2], [0, 0, 0]]] * 3, {}, "unlabeled keypoints", "warn", "no object has right_hand labeled"),
         ([GOOD], {"skeleton": [[1, 9]]}, "keypoints", "fail", "skeleton [[1, 9]]; expected pairs of its 3 keypoints"),
         ([[[40, 25, 5], *GOOD[1:]]], {}, "wrong keypoints", "fail", "visibilities of 0 (not labeled)"),
+        ([[[400, 25, 2], *GOOD[1:]]], {}, "repair of keypoints", "note", "a.json --images images --fix keypoints"),
     ],
 )  # fmt: skip
 def test_problems_are_named(points, category, name, verdict, message):

@@ -11,7 +11,7 @@ from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.exporters import is_ignored
 from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
-from vitkit.io.coco_schema import AnnotationChecks, is_box
+from vitkit.io.coco_schema import MAX_OUTSIDE, AnnotationChecks, is_box, is_number
 from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
 from vitkit.io.segmentations import round_pixels
@@ -27,6 +27,8 @@ _ORDER_TEXTS = {
 _MIN_WRONG, _MAX_RIGHT = 0.02, 0.005
 """Boxes are taken to be in another order if more than the first share of them do not fit their images as read, and less
 than the second share do not fit in that order."""
+_OUTSIDE_BOX = 0.25
+"""Fraction of a box's width and height by which keypoints may lie outside."""
 _SAME_BOX = 0.05
 """Pixels by which the box of an object may differ in a copy of the data: formats round."""
 
@@ -230,6 +232,41 @@ def fix_ids(data: AnnotatedImages) -> int:
     return changed
 
 
+def far_outside(points: np.ndarray, boxes_xywh: np.ndarray) -> np.ndarray:
+    """Return which labeled points, (N, K, 3), lie outside the box of their object, (N, 4), by more than a quarter of
+    its sides: (N, K) bool."""
+    low, sides = boxes_xywh[:, None, :2], boxes_xywh[:, None, 2:]
+    beyond = np.abs(points[..., :2] - low - sides / 2) > (0.5 + _OUTSIDE_BOX) * sides
+    return (points[..., 2] > 0) & beyond.any(axis=-1)
+
+
+def fix_keypoints(data: AnnotatedImages) -> int:
+    """Make keypoints that are no numbers, or lie outside their image or far outside their box, points that are not
+    labeled, with zeros as coordinates, and count the others again; return the number of objects changed.
+
+    Lists of another length and other visibilities than 0, 1 and 2 stay as they are, as nothing tells what they mean.
+    """
+    counts = {category["id"]: len(category.get("keypoints") or ()) for category in data.categories}
+    changed = 0
+    for annotation, sides in zip(data.annotations, _image_sides(data)):
+        values = annotation.get("keypoints")
+        if not isinstance(values, list) or not values or len(values) != 3 * counts[annotation["category_id"]]:
+            continue
+        if not all(is_number(value) and value in (0, 1, 2) for value in values[2::3]):
+            continue
+        points = np.array([value if is_number(value) else np.nan for value in values], float).reshape(-1, 3)
+        xy = points[:, :2]
+        with np.errstate(invalid="ignore"):
+            is_inside = ((xy >= -MAX_OUTSIDE) & (xy <= sides + MAX_OUTSIDE)).all(axis=1)
+            is_inside &= ~far_outside(points[None], np.array([annotation["bbox"]], float))[0]
+        is_labeled = (is_inside & (points[:, 2] > 0)).repeat(3).tolist()
+        fixed = [value if kept else 0 for value, kept in zip(values, is_labeled)]
+        num_labeled = sum(map(bool, fixed[2::3]))
+        changed += fixed != values or annotation.get("num_keypoints", num_labeled) != num_labeled
+        annotation |= dict(keypoints=fixed, num_keypoints=num_labeled)
+    return changed
+
+
 FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "fractions": (fix_fractions, "boxes multiplied by the sizes of their images"),
     "xywh": (lambda data: _fix_order(data, "xywh"), "boxes read as x, y, width, height"),
@@ -240,6 +277,7 @@ FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "empty": (fix_empty, "boxes without an area inside their image removed"),
     "crowds": (fix_crowds, "crowd regions made objects"),
     "ignored": (fix_ignored, "objects marked as ignored or difficult made crowd regions"),
+    "keypoints": (fix_keypoints, "objects with wrong keypoints, which are no longer labeled"),
     "ids": (fix_ids, "annotations given another id"),
 }
 """Name -> (function that repairs a dataset and returns the number of changes, description of the change)."""

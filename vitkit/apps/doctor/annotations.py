@@ -12,7 +12,7 @@ import torch
 from pycocotools import mask as coco_mask
 from torchvision.ops import box_convert, box_iou
 
-from vitkit.apps.datasets.fixing import format_issues, similar_classes
+from vitkit.apps.datasets.fixing import far_outside, format_issues, similar_classes
 from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.data.datasets.coco_file import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
@@ -27,7 +27,6 @@ _MASK_TOLERANCE = 2.0
 _MIN_MASK_IOU = 0.5  # of a mask's bounding box and its annotated box; below it, one of them is wrong
 _TINY_AREA = 16.0  # pixels, 4 x 4
 _LARGE_BOX = 9.0  # pixels; an area of 0 or 1 in a box of at least this size is a placeholder
-_OUTSIDE_BOX = 0.25  # of the box's width and height, by which a keypoint may lie outside
 _MIN_ALIKE, _MAX_SWAPPED = 20, 0.1
 """Objects whose keypoints lie the same way round, and the fraction of others up to which these are suspected."""
 _SAME_OBJECT_IOU = 0.8
@@ -134,6 +133,10 @@ class CheckedDetectionFile:
         annotated = [a for a in self.usable if a.get("keypoints") and not a.get("iscrowd")]
         if wrong := AnnotationChecks(self.content).keypoint_issues(annotated):
             yield from describe_issues(wrong, self.where)
+            message = (
+                f"to leave out points that are no numbers or outside, and count the others: {self.command('keypoints')}"
+            )
+            yield Issue("repair of keypoints", "note", message, self.where)
             return
         points = np.array([a["keypoints"] for a in annotated], np.float64).reshape(-1, len(info.names), 3)
         seen, ids = points[..., 2] > 0, [a.get("id") for a in annotated]
@@ -143,13 +146,11 @@ class CheckedDetectionFile:
             verdict = "fail" if len(never) == len(info.names) else "warn"
             message = f"no object has {enumerate_items(never)} labeled (visibility 1 or 2), so it is not learned"
             yield Issue("unlabeled keypoints", verdict, message, self.where, {"names": never})
-        boxes = np.array([a["bbox"] for a in annotated], np.float64).reshape(-1, 1, 4)
-        margin = _OUTSIDE_BOX * boxes[..., 2:]
-        low, high = boxes[..., :2] - margin, boxes[..., :2] + boxes[..., 2:] + margin
-        outside = (seen & ((points[..., :2] < low) | (points[..., :2] > high)).any(axis=-1)).any(axis=1)
+        outside = far_outside(points, np.array([a["bbox"] for a in annotated], np.float64).reshape(-1, 4)).any(axis=1)
         if outside.any():
             where = [ids[row] for row in np.flatnonzero(outside)]
-            message = f"{len(where)} objects have keypoints far outside their box, such as {enumerate_items(where)}"
+            message = f"{len(where)} objects have keypoints far outside their box, such as {enumerate_items(where)}. "
+            message += f"If the boxes are right, leave these points out: {self.command('keypoints')}"
             yield Issue("keypoints outside boxes", "warn", message, self.where, {"ids": where})
         if len(where := [ids[row] for row in find_swapped(points, info.flip_pairs)]):
             a, b = (info.names[point] for point in info.flip_pairs[0])
