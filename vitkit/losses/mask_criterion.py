@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
 from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedCriterion, SetLayers
-from vitkit.ops.masks import choose_uncertain_points, pad_masks, sample_points, unpad_points
+from vitkit.ops.masks import choose_uncertain_points, pad_masks, sample_masks, sample_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
@@ -141,7 +141,7 @@ class MaskCriterion(MatchedCriterion):
             return {"mask": focal, "dice": dice}
         points = self.choose_points(layer, logits.detach())
         by_image = points.split([len(masks) for masks in target_masks])
-        labels = torch.cat([sample_labels(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
+        labels = torch.cat([sample_masks(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return {"mask": losses.mean(1), "dice": dice_loss(logits, labels)}
@@ -209,10 +209,3 @@ def _product(embeds: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
         for embed, maps, count in zip(embeds.split(counts, dim=1), features.unbind(), counts)
     ]
     return torch.cat(masks, dim=1)
-
-
-def sample_labels(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """Sample masks (M, H, W) of an unpadded image at points (M, P, 2) of the padded one, bilinearly: (M, P)."""
-    if not len(masks):
-        return points.new_zeros(0, points.shape[1])
-    return sample_points(masks[:, None].float(), unpad_points(points, input_size, masks.shape[-2:]))[:, 0]

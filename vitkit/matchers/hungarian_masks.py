@@ -12,7 +12,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.matchers.base import LayersOfSet, Matcher
 from vitkit.matchers.hungarian import assign
-from vitkit.ops.masks import mask_logits, pad_masks, sample_points, unpad_points
+from vitkit.ops.masks import mask_logits, pad_masks, sample_masks, sample_points
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, Matches, describe_image
 
@@ -102,15 +102,17 @@ class HungarianMaskMatcher(Matcher):
         probabilities = layer["pred_logits"][image].float().softmax(-1)
         if not len(target["labels"]):
             return {"labels": probabilities.new_zeros(0, len(probabilities))}
-        masks = target["masks"].float()
+        masks = target["masks"]
         if self.mask_cost == "points":
             points = self.draw_points(index, image, masks.device)[None]
             logits = sample_mask_logits(layer, image, points)
-            target_masks = sample_points(masks[None], unpad_points(points, input_size, masks.shape[-2:]))[0]
+            target_masks = sample_masks(points, masks, input_size)
             cost_mask = cross_entropy_of_pairs(logits, target_masks)
         else:
             logits = compute_mask_logits(layer, image)
-            target_masks = F.interpolate(pad_masks(masks, input_size)[None], size=logits.shape[-2:], mode="nearest")[0]
+            target_masks = F.interpolate(
+                pad_masks(masks, input_size)[None].float(), size=logits.shape[-2:], mode="nearest"
+            )[0]
             logits, target_masks = logits.flatten(1), target_masks.flatten(1)
             cost_mask = focal_of_pairs(logits, target_masks)
         labels = target["labels"]

@@ -32,7 +32,7 @@ def choose_uncertain_points(points: Tensor, logits: Tensor, count: int) -> Tenso
     Returns:
         (N, count, 2) points.
     """
-    best = logits.abs().neg().topk(count, dim=1).indices
+    best = logits.abs().neg().topk(count, dim=1, sorted=False).indices  # half of the time of sorted ones
     return points.gather(1, best[..., None].expand(-1, -1, 2))
 
 
@@ -70,18 +70,46 @@ def unpad_points(points: Tensor, padded: tuple[int, int], part: tuple[int, int])
     return points * scales.to(points.device, non_blocking=True)
 
 
-def sample_nearest_masks(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """Return the nearest pixels of an unpadded image's masks (N, H, W) at points of the padded one, 0 in the padding.
+def sample_masks(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """Sample an unpadded image's masks (N, H, W) bool at points of the padded one, bilinearly, 0 in the padding.
+
+    Only the pixels at the points are read: as floating-point numbers, the masks of a crowd would take gigabytes.
 
     Args:
         points: (N, P, 2), or (1, P, 2) for all masks.
     Returns:
-        (N, P) float.
+        (N, P) of the points' type.
     """
-    if not len(masks):
-        return points.new_zeros(0, points.shape[1])
-    points = unpad_points(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
-    return sample_points(masks[:, None].to(points.dtype), points, mode="nearest")[:, 0]
+    x, y = _pixels_at(points, masks, input_size)
+    left, top = x.floor(), y.floor()
+    corners = ((top, 1 - (y - top)), (top + 1, y - top)), ((left, 1 - (x - left)), (left + 1, x - left))
+    values = [_read(masks, j, i) * (below * right) for j, below in corners[0] for i, right in corners[1]]
+    return values[0] + values[1] + values[2] + values[3]
+
+
+def sample_nearest_masks(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """The same with the nearest pixels."""
+    x, y = _pixels_at(points, masks, input_size)
+    return _read(masks, y.round(), x.round()).to(points.dtype)
+
+
+def _pixels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Return the x and y of points in pixels of masks, 0 at the first one's center, rounded as `grid_sample` does."""
+    height, width = masks.shape[-2:]
+    sides = points.new_tensor([width, height])
+    grid = 2 * unpad_points(points, input_size, (height, width)) - 1
+    return (((grid + 1) * sides - 1) / 2).unbind(-1)
+
+
+def _read(masks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Read masks (N, H, W) at whole rows and columns (N or 1, P), (N, P) bool; False outside."""
+    count, height, width = masks.shape
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    pixels = (rows * width + columns).where(inside, 0).long()
+    if len(pixels) == 1:
+        return masks.flatten(1).index_select(1, pixels[0]) & inside
+    pixels = pixels + height * width * torch.arange(count, device=masks.device)[:, None]
+    return masks.flatten().index_select(0, pixels.flatten()).view(inside.shape) & inside
 
 
 def pixels_inside(boxes_xyxy: Tensor, size: Sequence[int]) -> Tensor:

@@ -1,0 +1,28 @@
+"""Masks are sampled at points as `grid_sample` does, without masks of floating-point numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitkit.ops.masks import sample_masks, sample_nearest_masks
+
+
+@pytest.mark.parametrize(("sample", "mode"), [(sample_masks, "bilinear"), (sample_nearest_masks, "nearest")])
+@pytest.mark.parametrize("shared", [True, False])
+def test_pixels_are_those_of_padded_masks(sample, mode, shared):
+    torch.manual_seed(0)
+    masks = torch.rand(3, 31, 47) > 0.5
+    points = torch.rand(1 if shared else 3, 2000, 2) * 1.2 - 0.1  # some outside
+    padded = F.pad(masks, (0, 13, 0, 9))[:, None].float()
+    grid = (2 * points - 1).expand(3, -1, -1)[:, None]
+    expected = F.grid_sample(padded, grid, mode=mode, align_corners=False)[:, 0, 0]
+    values = sample(points, masks, (40, 60))
+    assert values.shape == (3, 2000) and values.dtype == points.dtype
+    if mode == "bilinear":
+        torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
+    else:  # in the middle of two pixels either may be the nearest
+        assert (values == expected).float().mean() > 0.999
+
+
+def test_no_masks_have_no_values():
+    assert sample_masks(torch.rand(1, 7, 2), torch.zeros(0, 5, 5, dtype=torch.bool), (5, 5)).shape == (0, 7)
