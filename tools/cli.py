@@ -12,6 +12,8 @@ from vitkit.errors import VitkitError, lacks_memory
 from vitkit.registry import nearest
 from vitkit.tools.console import printing
 
+FIRST = ("start", "train", "predict", "test", "doctor")
+"""The commands that the help lists first, for a newcomer."""
 GROUPS = ("data",)
 """Folders of commands, whose names have two words: tools/data/split.py is `vitkit data split`."""
 
@@ -73,9 +75,15 @@ def run(argv: Sequence[str] | None) -> int:
 def print_commands(commands: dict[str, str], group: str = "") -> None:
     """Print the commands with their summaries."""
     width = max(map(len, commands))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in commands.items()]
+    names = [name for name in FIRST if name in commands]
+    order = [*names, *["" for _ in names[:1]], *(name for name in commands if name not in names)]
+    lines = [f"  {name:<{width}}  {commands[name]}" if name else "" for name in order]
     usage = f"usage: vitkit {group} VERB" if group else "usage: vitkit COMMAND"
-    print("\n".join([f"{usage} [ARGUMENTS]", "", *lines, "", "vitkit COMMAND --help lists the arguments."]))
+    print(
+        "\n".join(
+            [f"{usage} [ARGUMENTS]", "", *lines, "", "vitkit COMMAND --help has examples and lists the arguments."]
+        )
+    )
 
 
 def list_commands() -> dict[str, str]:

@@ -32,8 +32,10 @@ TASKS = ("detection", "semantic", "instance", "keypoints", "panoptic", "classifi
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, help="folder of the images, or a file that says where they are")
-    parser.add_argument("rest", nargs="*", metavar="ANNOTATIONS", help="annotations, and key.sub=value for the config")
+    text = "folder of the images, or a file that says where they are, such as YOLO's data.yaml"
+    parser.add_argument("images", type=Path, metavar="IMAGES", help=text)
+    text = "their annotations, and key.sub=value for the config"
+    parser.add_argument("rest", nargs="*", default=[], metavar="ANNOTATIONS", help=text)
     parser.add_argument("--task", choices=TASKS, default="detection", help="task to learn (default: detection)")
     parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")
     text = "fraction of the images for validation (default: 0.2)"

@@ -1,16 +1,17 @@
-"""Train a model.
+"""Train the model of a config on the config's data. For your own images, `vitkit start` writes a config.
 
 Examples:
-    python tools/train.py configs/quickstart/dino.py
-    python tools/train.py configs/detr_r50.py data.root=data/coco train.epochs=50
-    python tools/train.py mask2former:backbone=swin_tiny,data=ade20k,task=panoptic
-    python tools/train.py dfine_s_coco --write-config my_config.py    (one complete file to copy and edit)
-    torchrun --nproc-per-node 8 tools/train.py configs/detr_r50.py
-    python tools/train.py my_config.py --check    (whether the parts fit each other; trains nothing)
-    python tools/train.py --resume runs/detr_r50
+    vitkit train quickstart/dino    (on drawn shapes, in minutes)
+    vitkit train detr_r50 data.root=data/coco train.epochs=50    (an installed config, with other values)
+    vitkit train mask2former:backbone=swin_tiny,data=ade20k,task=panoptic    (a family's config, with its arguments)
+    vitkit train dfine_s_coco --write-config my_config.py    (one complete file to copy and edit)
+    vitkit train my_config.py --check    (whether the parts fit each other; trains nothing)
+    vitkit train --resume runs/detr_r50
+    torchrun --nproc-per-node 8 -m vitkit.tools.train detr_r50    (on 8 GPUs)
 
-The run's folder gets config.json (with the data's absolute paths), run.json (command, versions, git commit and device
-of each start), console.txt, log.jsonl and curves.png, checkpoints, and predictions.png of the last validation.
+The run's folder gets the weights (best.pth, last.pth), curves.png, predictions.png of the last validation, the log
+(console.txt, log.jsonl), config.json (with the data's absolute paths) and run.json (command, versions, git commit and
+device of each start).
 
 SIGTERM (which Slurm sends) and SIGINT (ctrl-C) end the run after its step, with a checkpoint and the command that
 resumes it; the exit status is then 143 or 130, otherwise 0 when the run is complete and 1 after an error. A second
@@ -31,7 +32,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "config",
         nargs="?",
-        help="a config: a file, the name of an installed one, or FAMILY:NAME=VALUE,... (not needed with --resume)",
+        help="a config: the name of an installed one (vitkit/configs), a file, or FAMILY:NAME=VALUE,... "
+        "(not needed with --resume)",
     )
     parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value, such as train.epochs=2")
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/CONFIG_NAME, numbered if taken)")

@@ -63,6 +63,8 @@ def test_help_lists_the_tools_with_their_summaries_and_imports_none(capsys, monk
         lines = capsys.readouterr().out.splitlines()
         assert any(line.split()[:1] == ["train"] and len(line.split()) > 2 for line in lines)
         assert not any(line.split()[:1] in (["cli"], ["__init__"]) for line in lines)
+        words = [line.split()[0] for line in lines if line.startswith("  ")]
+        assert words[:6] == ["start", "train", "predict", "test", "doctor", "ablate"] and words.count("train") == 1
 
 
 def test_help_and_version_do_not_import_torch():

@@ -356,6 +356,7 @@ def test_wrong_data_is_an_error_that_names_it(coco_config, tmp_path, capsys, cas
         (["{tiny}", "model.backbone=resnet51"], "unknown backbone 'resnet51'. Did you mean 'resnet50'"),
         (["{tiny}", "model.type=DETTR"], "Did you mean 'DETR'"),
         (["tinny.py"], "no config file 'tinny.py'. Did you mean 'tiny.py'"),
+        (["none/tinny.py"], "no config file 'none/tinny.py'. That folder has no config."),
         (["--resume", "nothing"], "config.json"),
         (["configs/detr_r50.py"], "data/coco/train2017'. Download the dataset"),
         (["{tiny}", "--init", "missing.pth"], "no checkpoint 'missing.pth'"),

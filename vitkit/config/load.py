@@ -191,7 +191,7 @@ def _not_found(path: Path) -> ConfigError:
             return ConfigError(f"{path}: expected {family}:NAME=VALUE,NAME=VALUE for the arguments of its config().")
         message = f"no config file {str(path)!r}, nor an installed config of that name"
         return ConfigError(unknown(str(path), config_names(), message))
-    names = [p.name for p in path.parent.glob("*") if p.suffix in CONFIG_SUFFIXES and p.name != "__init__.py"]
+    names = [p.name for p in path.parent.glob(f"*{path.suffix}") if p.name != "__init__.py"]
     installed = (Path("configs", f"{name}.py") for name in config_names())
     names += [p.name for p in installed if p.parent == path.parent and p.name not in names]
     known = nearest(path.name, names) if names else "That folder has no config."

@@ -5,7 +5,7 @@ import time
 import pytest
 from helpers.processes import is_running
 
-from vitkit.apps.starter.child_runs import last_error, run_to_end
+from vitkit.apps.starter.child_runs import last_error, run_to_end, time_steps
 from vitkit.errors import TrainingError
 
 PARENT = """
@@ -44,3 +44,11 @@ def test_error_of_a_tool_is_repeated_without_its_prefix_also_beside_a_clone_that
     (tmp_path / "vitkit").mkdir()
     with pytest.raises(TrainingError, match=r"^no config file 'none\.py'.*\(.*run\.txt\)$"):
         run_to_end(["vitkit", "train", "none.py"], tmp_path / "run")
+
+
+def test_time_that_is_too_short_for_a_step_is_an_error_that_says_so(tmp_path):
+    command = ["vitkit", "train", "quickstart/vit"]
+    with pytest.raises(
+        TrainingError, match=r"^0 steps in 1 s are too few to time them \(.*timing\.txt\)\. Give more time"
+    ):
+        time_steps(command, tmp_path / "timing", epoch_minutes=0.6 / 60)

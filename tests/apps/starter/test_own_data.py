@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.datasets.writing import describe_left_out
 from vitkit.apps.starter.own_data import read_own_data
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
@@ -207,3 +208,13 @@ def test_two_folders_of_one_split_are_named(tmp_path):
     images(tmp_path / "data", *(f"{split}{part}/x/0.png" for split in ("train", "test") for part in (1, 2)))
     with pytest.raises(DataError, match="has two folders of test, test1 and test2"):
         read_own_data("classification", tmp_path / "data", None, fraction=0.5, out=tmp_path / "out")
+
+
+def test_remedy_of_equal_errors_is_printed_once():
+    lost = [f"cannot read '{k}.png' (No such file). Check the folder." for k in range(5)]
+    (line,) = describe_left_out({"images": lost})
+    assert line == (
+        "5 images: cannot read '0.png' (No such file), cannot read '1.png' (No such file), "
+        "cannot read '2.png' (No such file), and 2 more. Check the folder."
+    )
+    assert describe_left_out({"names": ["a. b.jpg", "c.jpg"]}) == ["2 names: a. b.jpg, c.jpg"]

@@ -516,6 +516,7 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "keypoints"],
             "has no object with a keypoint. Choose --task detection",
         ),
+        (["{world}/train2017"], "train2017' has only images. Name their annotations after it: vitkit start "),
         (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
         (
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
@@ -526,6 +527,12 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
 def test_wrong_data_is_named(world, step_cost, arguments, message):
     with pytest.raises(SystemExit, match="(?s).*" + message.replace("*", r"\*")):
         main([argument.format(world=world) for argument in arguments])
+
+
+def test_missing_images_are_an_error_that_does_not_ask_for_more(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().err.endswith("the following arguments are required: IMAGES\n")
 
 
 def test_options_are_checked(capsys):

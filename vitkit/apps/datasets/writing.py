@@ -659,11 +659,14 @@ def writing_text(path: Path, *, below: Path) -> Iterator[TextIO]:
 
 
 def describe_left_out(left_out: Mapping[str, Sequence[str]]) -> list[str]:
-    """Describe what was left out: for each reason the number of items, and the first names."""
+    """Describe what was left out: for each reason the number, the first names, or errors and their remedy."""
     lines = []
     for reason, names in left_out.items():
         more = f", and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
-        lines.append(f"{len(names)} {reason}: {', '.join(names[:NUM_SHOWN])}{more}")
+        shown, remedy = names[:NUM_SHOWN], ""
+        if len({name.partition(". ")[2] for name in shown}) == 1:
+            shown, remedy = [name.partition(". ")[0] for name in shown], shown[0].partition(". ")[2]
+        lines.append(f"{len(names)} {reason}: {', '.join(shown)}{more}" + (f". {remedy}" if remedy else ""))
     return lines
 
 

@@ -63,7 +63,8 @@ def time_steps(
                 )
         if not is_enough:
             child.finish_if_ended()
-            raise TrainingError(f"too few steps to time them ({output}).")
+            limit = "" if math.isinf(epoch_minutes) else f" in {60 * epoch_minutes:.0f} s"
+            raise TrainingError(f"{len(records)} steps{limit} are too few to time them ({output}). Give more time.")
     shutil.rmtree(folder)
     return cost
 
@@ -91,9 +92,8 @@ class Child:
         module = [sys.executable, find_spec(f"vitkit.tools.{command[1]}").origin, *command[2:]]
         with output.open("a", encoding="utf-8") as file:
             # In a new process session ctrl-C reaches the tool only once, through `_forward`.
-            self.process = subprocess.Popen(
-                module, stdout=file, stderr=file, start_new_session=True, preexec_fn=_end_with_parent
-            )
+            before = _end_with_parent if sys.platform == "linux" else None
+            self.process = subprocess.Popen(module, stdout=file, stderr=file, start_new_session=True, preexec_fn=before)
 
     def __enter__(self) -> "Child":
         self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -137,8 +137,7 @@ def last_error(output: str) -> str:
 
 def _end_with_parent() -> None:
     """Let Linux send SIGTERM to this process if its parent is killed, as nothing else would end it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_to_end(command: list[str], folder: Path) -> None:

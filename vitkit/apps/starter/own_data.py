@@ -88,6 +88,13 @@ def read_detection(
 
     Images that the format marks as test images become `data.test`.
     """
+    suffixes = (
+        {file.suffix.lower() for file in data_files(images)} if annotations is None and images.is_dir() else set()
+    )
+    if suffixes and suffixes <= IMAGE_SUFFIXES:
+        raise DataError(
+            f"'{images}' has only images. Name their annotations after it: vitkit start {images} labels.json"
+        )
     data = read_annotations(annotations or images, images if annotations is not None else None)
     if data.annotations and all(annotation.get("iscrowd") for annotation in data.annotations):
         raise DataError(
