@@ -5,6 +5,9 @@ The original starts from weights that it pre-trained on Objects365 and does not 
 DINOv2's. Its rates decrease from block to block of the backbone, below a last norm with the rate of 0.7^2 of 1.5e-4;
 here, the last norm has 0.8 of that. The scales of the backbone's branches have weight decay there, and none here.
 
+With keypoints, a training step takes 2.8 times that of the same network without (two images, one thread), as all 13
+groups of queries have points.
+
 Run:       torchrun --nproc-per-node 4 tools/train.py rf_detr_n_coco
 Reference: the original README; parameters are with 91 classes and 13 groups. Here: not yet run.
 """
