@@ -27,6 +27,7 @@ from vitkit.apps.training.checking import check_training
 from vitkit.apps.visualization.curves import read_log
 from vitkit.config import load_config
 from vitkit.data.datasets.image_folder import list_class_folders
+from vitkit.data.loading.loader import leave_imported_main
 from vitkit.devices import default_device
 from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run import TrainRun
@@ -101,6 +102,7 @@ def pretrain(
         VitkitError: an error that a user can cause, see vitkit/errors.py.
         KeyboardInterrupt: ctrl-C was pressed during training, whose state is saved.
     """
+    leave_imported_main()
     began = time.monotonic()
     if hours is not None and not (hours > 0 and math.isfinite(hours)):
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")

@@ -33,6 +33,7 @@ from vitkit.apps.training import api
 from vitkit.apps.training.api import Run
 from vitkit.apps.visualization.curves import read_log
 from vitkit.config import Config, load_config
+from vitkit.data.loading.loader import leave_imported_main
 from vitkit.devices import default_device, has_bfloat16
 from vitkit.engine.hooks.saving import Interrupted
 from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
@@ -163,6 +164,7 @@ def start(
         VitkitError: an error that a user can cause, see vitkit/errors.py.
         KeyboardInterrupt: ctrl-C was pressed during training, whose state is saved.
     """
+    leave_imported_main()
     if task not in RECIPES:
         raise ConfigError(f"task={task!r}: unknown. {nearest(task, RECIPES)}")
     if not 0 < val_fraction < 1:
