@@ -183,9 +183,9 @@ class QuerySet(TypedDict, total=False):
     """`vitkit.nn.queries.Queries` before the decoder: content, boxes or positions, and masks to attend within."""
     matches: list[ImageMatches] | None
     """The matches of each image, the same in all layers. None, the default: the criterion matches the queries."""
-    repeats: int
-    """Number of queries that each target is matched with; 1 by default. With `matches`, their target indices are those
-    of the targets as they are, without repetition."""
+    repeats: float
+    """Number of queries that each target is matched with, on average; 1 by default. With `matches`, their target
+    indices are those of the targets as they are, without repetition."""
     num_parts: int
     """Number of equal parts of the set that do not see each other; 1 by default."""
     sees_own: bool

@@ -30,7 +30,7 @@ class SetLayers:
     """The outputs of all S * L layers, set by set, in the order of `prefixes`."""
     targets: Sequence[DetectionTarget]
     """The targets that the queries are matched to."""
-    repeats: int
+    repeats: float
     """Number of queries that each of these targets is matched with."""
     matches: Matches | None
     """Matches of all S * L layers; None until they are computed."""

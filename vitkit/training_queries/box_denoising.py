@@ -1,8 +1,10 @@
 """Queries from noised labels and boxes of the targets, which the decoder learns to restore (DN-DETR and DINO)."""
 
 import itertools
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,9 @@ from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.ops.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from vitkit.registry import TRAINING_QUERIES
-from vitkit.structures import DetectionTarget, QuerySet
+from vitkit.structures import DetectionTarget, ImageMatches, QuerySet
+
+logger = logging.getLogger("vitkit")
 
 
 class Noise(NamedTuple):
@@ -37,8 +41,9 @@ class BoxDenoising(nn.Module):
     Args:
         head: the head that they join; its queries must start from boxes or have learned positions.
         num_classes: number of the targets' classes.
-        num_queries: number of queries to fill with copies of the targets, counted by the image with the most targets;
-            at least one copy is made.
+        num_queries: number of queries to fill with copies of the targets, counted by the image with the most targets.
+            Of an image with more targets a sample is copied, drawn anew in each step; the originals copy all, so that
+            a crowd's queries take most of the step's time and memory.
         contrastive: whether each copy is accompanied by one with more noise, which has to be classified as "no object"
             (contrastive denoising, CDN, of DINO, Zhang et al. 2022, https://arxiv.org/abs/2203.03605, section 3.3).
         label_noise: fraction of labels of which half is replaced by random ones.
@@ -98,6 +103,7 @@ class BoxDenoising(nn.Module):
         without a target are queries like the others, with zero content and a box of `padding`.
         """
         device = self.label_embed.weight.device
+        targets, sample = sample_targets(targets, self.num_queries)
         counts = [len(target["labels"]) for target in targets]
         max_targets = max(counts)
         num_groups = max(self.num_queries // max_targets, 1) if max_targets else 1
@@ -120,8 +126,8 @@ class BoxDenoising(nn.Module):
         query_set = QuerySet(
             name="dn",
             queries=self._queries(head, content, boxes),
-            matches=[match_rows(count, max_targets, is_negative) for count in counts],
-            repeats=num_groups,
+            matches=sample.matches([match_rows(count, max_targets, is_negative) for count in counts]),
+            repeats=num_groups * sample.share,
             num_parts=num_groups,
             sees_own=True,
         )
@@ -179,6 +185,43 @@ def check_counts(num_queries: int, num_classes: int) -> None:
         raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
     if num_classes < 1:
         raise ConfigError(f"num_classes={num_classes} leaves no labels to noise; expected at least 1.")
+
+
+class TargetSample(NamedTuple):
+    """Which targets of each image queries are made of."""
+
+    indices: Sequence[Tensor]
+    """For each image (K,) int64."""
+    share: float
+    """Fraction of the targets of all images."""
+
+    def matches(self, matches: Sequence[ImageMatches]) -> list[ImageMatches]:
+        """Return matches of rows with targets of the sample as matches with those of the image."""
+        return [(row, index[target]) for (row, target), index in zip(matches, self.indices)]
+
+
+def sample_targets(targets: Sequence[DetectionTarget], most: int) -> tuple[list[DetectionTarget], TargetSample]:
+    """Return at most `most` targets of each image, drawn at random if there are more, and which these are."""
+    counts = [len(target["labels"]) for target in targets]
+    if max(counts) <= most:
+        return list(targets), TargetSample([torch.arange(count) for count in counts], 1)
+    indices = [torch.randperm(n)[:most].sort().values if n > most else torch.arange(n) for n in counts]
+    sampled: list[Any] = []
+    for target, count, index in zip(targets, counts, indices):
+        of_each = {name: target[name] for name in ("labels", "boxes_cxcywh", "masks", "keypoints") if name in target}
+        at = index.to(target["labels"].device, non_blocking=True)
+        sampled.append({**target, **{name: value[at] for name, value in of_each.items()}} if count > most else target)
+    _say_once(most)
+    return sampled, TargetSample(indices, sum(map(len, indices)) / sum(counts))
+
+
+@cache
+def _say_once(most: int) -> None:
+    logger.info(
+        "denoising: images with more than %d objects (num_queries of the training queries) have queries of as many of "
+        "them, drawn anew in each step",
+        most,
+    )
 
 
 def list_copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:

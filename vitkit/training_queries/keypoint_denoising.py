@@ -16,7 +16,7 @@ from vitkit.ops.boxes import inverse_sigmoid
 from vitkit.ops.keypoints import keep_labeled_objects, labeled_poses
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
-from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows
+from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows, sample_targets
 
 POSITIVE, NEGATIVE = (0.0, math.log(2)), (math.log(2), math.log(10))
 """The range of minus the logarithm of a shifted keypoint's similarity (OKS): 1 to 1/2, and 1/2 to 1/10."""
@@ -103,7 +103,7 @@ class KeypointDenoising(nn.Module):
         without a target are queries like the others, with zero content and all keypoints in the image's center.
         """
         device, num_keypoints = self.label_embed.weight.device, len(self.keypoint_embed.weight)
-        targets = keep_labeled_objects(targets, num_keypoints)
+        targets, sample = sample_targets(keep_labeled_objects(targets, num_keypoints), self.num_queries)
         counts = [len(target["labels"]) for target in targets]
         max_targets = max(counts)
         num_groups = max(self.num_queries // max_targets, 1) if max_targets else 1
@@ -126,8 +126,8 @@ class KeypointDenoising(nn.Module):
         query_set = QuerySet(
             name="dn",
             queries=Queries(content, references=points),
-            matches=[match_rows(count, max_targets, is_negative) for count in counts],
-            repeats=num_groups,
+            matches=sample.matches([match_rows(count, max_targets, is_negative) for count in counts]),
+            repeats=num_groups * sample.share,
             num_parts=num_groups,
             sees_own=True,
         )

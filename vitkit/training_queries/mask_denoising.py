@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
-from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows
+from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows, sample_targets
 
 
 @TRAINING_QUERIES.register
@@ -63,6 +63,7 @@ class MaskDenoising(nn.Module):
 
         With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c.
         """
+        targets, sample = sample_targets(targets, self.num_queries)
         counts = [len(target["labels"]) for target in targets]
         max_targets = max(counts)
         num_copies = max(self.num_queries // max_targets, 1) if max_targets else 1
@@ -75,8 +76,8 @@ class MaskDenoising(nn.Module):
             queries=Queries(
                 content, torch.zeros_like(content), masks=NoisedMasks(targets, num_copies, self.mask_flips)
             ),
-            matches=[match_rows(count, max_targets, [False] * num_copies) for count in counts],
-            repeats=num_copies,
+            matches=sample.matches([match_rows(count, max_targets, [False] * num_copies) for count in counts]),
+            repeats=num_copies * sample.share,
             num_parts=num_copies,
             sees_own=True,
         )
