@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
 SLICE = {
     "shapes_dino": ("bbox/AP50", 0.9),
+    "shapes_keypoints": ("keypoints/AP", 0.62),
     "shapes_segment": ("segm/AP", 0.55),
     "numbers_translator": ("exact_match", 0.9),
     "shapes_grounding": ("bbox/AP_unseen", 0.4),

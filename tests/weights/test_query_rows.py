@@ -16,6 +16,8 @@ NAMES = {
 def model_of(name, num_queries):
     spec = load_config(name)["model"]
     detections = {"num_detections": min(spec["num_detections"], num_queries)} if "num_detections" in spec else {}
+    if name == "quickstart/keypoints":
+        spec["training_queries"] = [dict(type="QueryGroups", groups=4)]
     return build_model(spec | {"num_queries": num_queries} | detections, classes=["a", "b"])
 
 

@@ -254,7 +254,7 @@ def test_file_and_generated_program_return_the_keypoints_of_the_model(path, chan
         expected = predictor(image, threshold=0.0)
         of_file = load(tmp_path / "a.onnx")(image, threshold=0.0)
         of_program = onnx_runner.Runner(tmp_path / "a.onnx", 0.0)(image)
-        assert expected.keypoints.shape == (10, 4, 3) and len({*expected.scores.tolist()}) > 1
+        assert expected.keypoints.shape == (10 if changes else 8, 4, 3) and len({*expected.scores.tolist()}) > 1
         assert changes or len({*expected.labels.tolist()}) > 1  # RF-DETR's points depend on the label
         assert of_file.keypoint_info == SHAPE_KEYPOINTS
         for found in (of_file.keypoints, of_program["keypoints"]):

@@ -52,6 +52,7 @@ def test_card_of_a_packaged_model_has_its_license_data_and_measured_metrics():
         ("shapes_grounding", "zero-shot-object-detection"),
         ("shapes_vit", "image-classification"),
         ("shapes_mask2former", "image-segmentation"),
+        ("shapes_keypoints", "keypoint-detection"),
         ("shapes_segment", "image-segmentation"),
         ("shapes_captioner", "image-to-text"),
         ("numbers_translator", "translation"),

@@ -130,6 +130,8 @@ def task_of(loaded: Loaded) -> str:
         return "image-feature-extraction"
     if "class_scores" in returns:
         return "image-classification" if loaded.sampling is None else "video-classification"
+    if "keypoints" in returns:
+        return "keypoint-detection"
     return "image-segmentation" if returns & {"masks", "panoptic", "semantic"} else "object-detection"
 
 
