@@ -15,6 +15,7 @@ from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.formats import FORMATS, detect_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
+from vitkit.data.formats.coco import read_coco
 from vitkit.errors import DataError
 from vitkit.io.segmentations import decode_segmentation, polygon_box
 
@@ -708,3 +709,23 @@ def test_groups_of_open_images_are_crowds(tmp_path):
     write(tmp_path / "boxes.csv", "\n".join(["ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf", *rows]))
     data = read_annotations(tmp_path / "boxes.csv")
     assert [annotation["iscrowd"] for annotation in data.annotations] == [0, 1]
+
+
+def test_coco_s_own_layout_is_read_by_its_files_of_instances(tmp_path):
+    """person_keypoints_* lists the same images again, with the one class that has keypoints."""
+    for split in ("train2017", "val2017"):
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / split / "1.jpg")
+        image = dict(id=1 + (split == "val2017"), file_name="1.jpg", width=8, height=8)
+        box = dict(id=image["id"], image_id=image["id"], category_id=1, bbox=[1, 1, 4, 4], area=16, iscrowd=0)
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        for name, categories in (
+            ("instances", [dict(id=1, name="person"), dict(id=2, name="bicycle")]),
+            ("person_keypoints", [dict(id=1, name="person", keypoints=["nose"], skeleton=[])]),
+        ):
+            path = tmp_path / "annotations" / f"{name}_{split}.json"
+            path.write_text(json.dumps(dict(images=[image], annotations=[box], categories=categories)))
+    data = read_coco(tmp_path, None)
+    assert [category["name"] for category in data.categories] == ["person", "bicycle"]
+    assert len(data.images) == len(data.annotations) == 2
+    assert sum("person_keypoints_" in note and "left out" in note for note in data.notes) == 2

@@ -106,7 +106,10 @@ def read_detection(
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
     labeled = sum(any(annotation.get("keypoints", ())[2::3]) for annotation in data.annotations)
     if task == "keypoints" and not labeled:
-        raise DataError(f"'{data.source}' has no object with a keypoint. Choose --task detection, which learns boxes.")
+        raise DataError(
+            f"'{data.source}' has no object with a keypoint. Choose --task detection, which learns boxes, or give the "
+            "file that has keypoints after the folder of the images."
+        )
     notes, left_out = data.notes, data.left_out
     if task != "keypoints" and labeled:
         notes.append(f"{pluralize(labeled, 'objects', 'have')} keypoints, which --task keypoints learns")

@@ -1,5 +1,6 @@
 """COCO's detection files: a single one, or a folder with one for each split, as Roboflow exports them."""
 
+import re
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden,
 from vitkit.io.image_files import ImageStore
 from vitkit.io.json_files import pause_gc, read_json
 
+_INSTANCES, _KEYPOINTS = "instances_", re.compile("(person_)?keypoints_")
+"""Beginnings of the names of COCO's files: all objects, and people with keypoints in the same images."""
 _NUM_LOOKED_UP = 10
 """Number of listed images that are looked for to find their folder."""
 
@@ -34,6 +37,10 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     beside = annotations / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
+    paths, keypoints = _without_keypoints(paths)
+    data.notes += [
+        f"{p.name}: left out, as {_INSTANCES}* has its images; give it alone for keypoints" for p in keypoints
+    ]
     split_of = {path: _split_of(path, annotations) for path in paths}
     contents = {path: _read(path) for path in paths}
     ids = {
@@ -50,6 +57,18 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
         other_splits = {*split_of.values()} - {split} if split in files.splits else set()
         _add_file(data, files, path, content, split, other_splits, keeps)
     return data
+
+
+def _without_keypoints(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the files without those of keypoints whose images COCO's layout also lists in a file of instances; and
+    these."""
+    instances = {path for path in paths if path.name.startswith(_INSTANCES)}
+    repeated = [
+        path
+        for path in paths
+        if (match := _KEYPOINTS.match(path.name)) and path.with_name(_INSTANCES + path.name[match.end() :]) in instances
+    ]
+    return [path for path in paths if path not in repeated], repeated
 
 
 def is_coco_file(path: Path) -> bool:
