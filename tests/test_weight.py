@@ -81,13 +81,10 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 
 def test_core_has_few_lines():
-    # 12 of them: a clone finds configs, model_zoo and tools without a finder of setuptools. 28: scripts without a guard
-    # of `__main__` are named by what starts the processes that load their data. 210: class heads start from rows by
-    # name. 945: poses without boxes (ECPose), a head with its own decoder, matcher, criterion and denoising.
-    # 45: queries start from more or fewer. 60: crowds: masks are read at points, denoising copies a sample.
-    # 57: ranks compare data that no file lists; evaluations encode a prompt once; failing own constructors are named.
-    # 50: limbs that CVAT's labels draw, points of drawn shapes that do not jump, and where keypoints look.
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_906
+    # The goal is 56,000. Above it: masks of query detectors and ECDet (700), keypoints (1,970), poses without boxes
+    # (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights of other classes and numbers
+    # of queries (255), crowds (60), data of ranks and faults of own parts (85).
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_925
 
 
 def test_contracts_are_few():
