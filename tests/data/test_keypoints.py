@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.loading.batch_augmentation import CopyBlend, mix, squash
-from vitkit.data.loading.splits import match_classes, match_record
+from vitkit.data.loading.splits import follow_keypoints, match_classes, match_record
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.synthetic.world import THINGS, World
 from vitkit.data.transforms.annotated_image import AnnotatedImage
@@ -347,3 +347,15 @@ def test_order_of_names_is_that_of_the_checkpoint(tmp_path):
     record["keypoints"]["names"][0] = "tail"
     with pytest.raises(DataError, match=r"run.pth: its run has .*lacks tail and has right_hand.*--init run.pth"):
         match_record(dataset, record, resumed="run.pth")
+
+
+def test_a_new_run_orders_keypoints_as_its_weights_do_or_says_whose_rows_they_get(tmp_path, caplog):
+    dataset = CocoDetection(*write_coco(tmp_path, [{"keypoints": POINTS}]), keypoints=True)
+    record = {"keypoints": dataset.keypoints.take(["right_hand", "nose", "left_hand"]).to_json()}
+    follow_keypoints(dataset, record)
+    assert dataset.keypoints.names == ("right_hand", "nose", "left_hand") and not caplog.records
+    record["keypoints"]["names"][1] = "tip"
+    follow_keypoints(dataset, record)
+    assert "whose rows they get by number: nose from tip" in caplog.text
+    follow_keypoints(dataset, {})  # weights of boxes
+    assert dataset.keypoints.names == ("right_hand", "nose", "left_hand")

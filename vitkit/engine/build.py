@@ -13,7 +13,7 @@ from torch import nn
 from vitkit.config.check import COMMAND_LINE
 from vitkit.config.load import Config
 from vitkit.data.loading.settings import DataSettings
-from vitkit.data.loading.splits import match_classes, match_record
+from vitkit.data.loading.splits import follow_keypoints, match_classes, match_record
 from vitkit.distributed import broadcast_object, failing_together, first_rank_first, is_main, world_size
 from vitkit.engine.parallel import shard
 from vitkit.engine.preparation import Preparation
@@ -37,12 +37,16 @@ from vitkit.weights.tokenizer_files import find_tokenizer
 logger = logging.getLogger("vitkit")
 
 
-def build_datasets(data: DataSettings, resumed: Located | None = None) -> tuple[Dataset, Dataset]:
+def build_datasets(
+    data: DataSettings, resumed: Located | None = None, init: Located | None = None
+) -> tuple[Dataset, Dataset]:
     """Build the training and the validation dataset, which gets the classes of the training data; these are numbered as
-    in the checkpoint that is resumed."""
+    in the checkpoint that is resumed, and keypoints as in the weights that the run starts from."""
     train_set = data.dataset("train")
     if resumed is not None:
         match_record(train_set, resumed.metadata, resumed=resumed)
+    elif init is not None:
+        follow_keypoints(train_set, init.metadata)
     val_set = data.dataset("val")
     match_classes(train_set, val_set)
     if train_set.num_objects == 0:

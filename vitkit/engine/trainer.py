@@ -164,7 +164,7 @@ def build_run(
 
     resumed = find_weights(folder.checkpoint) if folder.checkpoint else None
     with failing_together():
-        train_set, val_set = build.build_datasets(data, resumed)
+        train_set, val_set = build.build_datasets(data, resumed, init.weights if init else None)
     check_same_data({"data.train": train_set, "data.val": val_set})
     vocabularies = build.share_vocabularies(
         train_set, val_set, resumed or (init.weights if init else None), config["model"], resumed=bool(resumed)

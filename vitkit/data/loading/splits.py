@@ -166,6 +166,21 @@ def _take_keypoints(dataset: Dataset, names: Sequence[str], owner: str, remedy: 
         dataset.use_keypoints(names)
 
 
+def follow_keypoints(dataset: Dataset, record: Mapping[str, Any]) -> None:
+    """Put a dataset's keypoints in the order of those that weights to start from were trained on, by their names."""
+    names = (record.get("keypoints") or {}).get("names")
+    if names is None or dataset.keypoints is None or list(names) == list(dataset.keypoints.names):
+        return
+    own = dataset.keypoints.names
+    if set(own) == set(names):
+        dataset.use_keypoints(names)
+    elif len(own) == len(names):
+        pairs = ", ".join(f"{new} from {old}" for new, old in zip(own, names) if new != old)
+        logger.warning(
+            "data.train has other keypoints than the weights, whose rows they get by number: %s", pairs[:300]
+        )
+
+
 def _other_kinds(dataset: Dataset, record: Mapping[str, Any]) -> list[str]:
     """Describe the classes that are things in only one of a dataset and a record."""
     recorded, kinds = dict(zip(record.get("classes") or (), record.get("things") or ())), ("stuff", "things")
