@@ -51,8 +51,11 @@ class TimedStep:
         self.optimizer = torch.optim.AdamW(groups, fused=True)
         batch = random_batch(case, NUM_CLASSES, options.device)
         self.images = batch.images
+        names = ("labels", "boxes_cxcywh", "masks")
+        needed = [name for name in names if name != "masks" or "masks" in self.criterion.needs_targets]
         self.targets = [
-            dict(labels=labels, boxes_cxcywh=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)
+            {name: value for name, value in zip(names, values) if name in needed}
+            for values in zip(batch.labels, batch.boxes_cxcywh, batch.masks)
         ]
         modules = {"model": self.model, "criterion": self.criterion}
         self.called = {name: torch.compile(m) if name in compiled else m for name, m in modules.items()}
