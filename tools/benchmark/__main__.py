@@ -12,7 +12,7 @@ Examples:
     python tools/benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
     python tools/benchmark detr --device cuda --precision bf16
     python tools/benchmark detr --threads 1 --processor-time                 # on a busy machine
-    python tools/benchmark crowds --models DINO-R50 D-FINE-N                 # steps of 0 to 2,000 objects an image
+    python tools/benchmark crowds --threads 1 --repeats 1                    # steps of 0 to 2,000 objects an image
     python tools/benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --out latency.md
     python tools/benchmark latency --models D-FINE-N --rows onnxruntime openvino --onnx YOLO11n:39.5=yolo11n.onnx
 """

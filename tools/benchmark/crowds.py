@@ -42,7 +42,7 @@ def make_step(name: str, count: int, options: Options) -> Call:
 def measure(part: str, options: Options) -> list[Measurement]:
     """Measure each model at each number of objects."""
     rows: list[Measurement] = []
-    for name in [name for name in MODELS if not options.models or name in options.models]:
+    for name in MODELS:
         peaks = dict.fromkeys(COUNTS)
         if options.memory:
             peaks = {n: peak_memory(partial(make_step, name, n, options), device=options.device) for n in COUNTS}
