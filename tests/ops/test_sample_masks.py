@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.ops.masks import sample_masks, sample_nearest_masks
+from vitkit.ops.masks import clamp_to_centers, sample_masks, sample_nearest_masks, sample_points
 
 
 @pytest.mark.parametrize(("sample", "mode"), [(sample_masks, "bilinear"), (sample_nearest_masks, "nearest")])
@@ -26,3 +26,10 @@ def test_pixels_are_those_of_padded_masks(sample, mode, shared):
 
 def test_no_masks_have_no_values():
     assert sample_masks(torch.rand(1, 7, 2), torch.zeros(0, 5, 5, dtype=torch.bool), (5, 5)).shape == (0, 7)
+
+
+def test_between_the_centers_of_pixels_no_padding_is_needed():
+    """What stands for padding by the border where PyTorch does not have it."""
+    maps, points = torch.randn(2, 3, 7, 9), torch.rand(2, 500, 2) * 1.4 - 0.2
+    expected = sample_points(maps, points, padding_mode="border")
+    torch.testing.assert_close(sample_points(maps, clamp_to_centers(points, (7, 9))), expected, atol=1e-5, rtol=0)

@@ -18,8 +18,16 @@ def sample_points(maps: Tensor, points: Tensor, *, mode: str = "bilinear", paddi
     Returns:
         (N, C, P) values.
     """
+    if padding_mode == "border" and maps.device.type == "mps":  # which PyTorch has there from 2.13
+        points, padding_mode = clamp_to_centers(points, maps.shape[-2:]), "zeros"
     grid = (2 * points - 1)[:, None]
     return F.grid_sample(maps, grid, mode=mode, padding_mode=padding_mode, align_corners=False)[:, :, 0]
+
+
+def clamp_to_centers(points: Tensor, size: Sequence[int]) -> Tensor:
+    """Move points (..., 2) in 0..1 between the centers of the outermost pixels of maps of (height, width) `size`."""
+    half = points.new_tensor([0.5 / size[1], 0.5 / size[0]])
+    return points.maximum(half).minimum(1 - half)
 
 
 def choose_uncertain_points(points: Tensor, logits: Tensor, count: int) -> Tensor:
