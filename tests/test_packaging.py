@@ -87,7 +87,7 @@ def test_wheel_installs_the_vitkit_command(wheel):
 def test_wheel_contains_neither_notebooks_nor_lab_records_nor_tests_and_stays_small(wheel):
     names = wheel.namelist()
     assert not [name for name in names if "notebooks/" in name or "test_" in name or name.endswith("measurements.md")]
-    assert sum(entry.compress_size for entry in wheel.infolist()) < 14e6
+    assert sum(entry.compress_size for entry in wheel.infolist()) < 16e6  # packaged models take 14.6
     assert max(entry.file_size for entry in wheel.infolist()) < 3.2e6
 
 

@@ -94,6 +94,10 @@ def test_head_for_other_classes_is_reinitialized_only_on_request():
         load_weights(same, state, classes=[*CLASSES[:-1], "another"])
     other = build_model(SPEC, classes=CLASSES[:3])
     report = load_weights(other, state, classes=CLASSES[:3], new_class_head=True)
+    assert not report.reinitialized and not report.class_rows.new
+    assert torch.equal(other.backbone.fc.weight, state["model"]["backbone.fc.weight"][:3])
+    others = [f"other {k}" for k in range(3)]
+    report = load_weights(build_model(SPEC, classes=others), state, classes=others, new_class_head=True)
     assert report.reinitialized == ["backbone.fc.weight", "backbone.fc.bias"]
 
 

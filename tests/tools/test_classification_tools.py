@@ -89,16 +89,18 @@ def test_resumed_run_equals_an_uninterrupted_one(photos):
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_other_classes_are_an_error_but_reinitialize_the_head_with_init(photos):
+def test_other_classes_are_an_error_but_start_anew_with_init(photos, capsys):
     train(photos, "--run-dir", "run", "train.epochs=1")
     for split in ("train", "val"):
         Path(f"photos/{split}/dog").rename(f"photos/{split}/horse")
     message = fails(test_tool.main, photos, "run/last.pth")
-    assert "3 classes cat, cow, dog" in message and "3 classes cat, cow, horse" in message
+    assert "not trained on 1 class of the model, horse (checkpoint: 3 classes cat, cow, dog)" in message
     train(photos, "--run-dir", "own", "--init", "run/last.pth", "train.epochs=1", "optimizer.lr=1e-9")
     before, after = weights("run/last.pth"), weights("own/last.pth")
     torch.testing.assert_close(before["backbone.conv1.weight"], after["backbone.conv1.weight"], rtol=0, atol=1e-6)
-    assert (before["backbone.fc.weight"] - after["backbone.fc.weight"]).abs().max() > 1e-3
+    moved = (before["backbone.fc.weight"] - after["backbone.fc.weight"]).abs().amax(1)
+    assert moved[:2].max() < 1e-6 and moved[2] > 1e-3
+    assert "kept        2  cat, cow" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,9 @@ def sample_nearest_masks(points: Tensor, masks: Tensor, input_size: tuple[int, i
 
 def _pixels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return the x and y of points in pixels of masks, 0 at the first one's center, rounded as `grid_sample` does."""
-    height, width = masks.shape[-2:]
-    sides = points.new_tensor([width, height])
-    grid = 2 * unpad_points(points, input_size, (height, width)) - 1
-    return (((grid + 1) * sides - 1) / 2).unbind(-1)
+    size = masks.shape[-2:]
+    grid = 2 * unpad_points(points, input_size, size) - 1
+    return tuple(((along + 1) * side - 1) / 2 for along, side in zip(grid.unbind(-1), reversed(size)))
 
 
 def _read(masks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
