@@ -84,7 +84,7 @@ def test_core_has_few_lines():
     # The goal is 56,000. Above it: masks of query detectors and ECDet (700), keypoints (1,970), poses without boxes
     # (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights of other classes and numbers
     # of queries (255), crowds (60), data of ranks and faults of own parts (85).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_925
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_944
 
 
 def test_contracts_are_few():

@@ -3,15 +3,11 @@
 import logging
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from vitkit.protocols.model import Model
 
 logger = logging.getLogger("vitkit")
-
-NOISE = 0.1
-"""Standard deviation of the noise of repeated queries, in those of the learned ones' channels."""
 
 
 def match_queries(model: Model, state: dict[str, Tensor], expected: Mapping[str, Tensor], *, start: bool) -> None:
@@ -19,9 +15,10 @@ def match_queries(model: Model, state: dict[str, Tensor], expected: Mapping[str,
     whose first stage ranks locations, the last queries are those of the lowest scores.
 
     Args:
-        start: the weights are a start for training, which tells queries apart: where the model has more, those of the
-            checkpoint are repeated with noise. Without, more queries, or fewer of a model without a first stage, are
-            left as they are, an error.
+        start: the weights are a start for training: where the model has more queries, the others keep their initial
+            values. Without, more queries, or fewer of a model without a first stage, are left as they are, an error.
+            A DETR of 10 queries that went on with 40, on drawings of up to 12 objects, had AP 0.08 after 100 steps with
+            initial values, 0.03 and 0.05 with copies of the 10 and noise of a tenth or all of their deviation.
     """
     names = [name for name in model.learned_queries if name in state and name in expected]
     own = [name for name in names if name.startswith("head.")]
@@ -32,15 +29,11 @@ def match_queries(model: Model, state: dict[str, Tensor], expected: Mapping[str,
     ranks = any(name.startswith("head.proposals.") for name in expected)
     if theirs == ours or theirs == 0 or not (start or (ours < theirs and ranks)):
         return
+    kept = min(theirs, ours)
     for name in names:
-        groups = state[name].unflatten(0, (-1, theirs)) if len(state[name]) % theirs == 0 else None
-        if groups is None or state[name].shape[1:] != expected[name].shape[1:]:
-            continue
-        rows = torch.arange(ours, device=groups.device) % theirs
-        taken = groups[:, rows]
-        if ours > theirs:
-            spread = groups.std(1, keepdim=True) if theirs > 1 else torch.ones_like(groups[:, :1])
-            taken[:, theirs:] += NOISE * spread * torch.randn_like(taken[:, theirs:])
-        state[name] = taken.flatten(0, 1)
-    first = f"the first {ours}" if ours < theirs else f"all, and repeated with noise for the {ours - theirs} others"
-    logger.info("learned queries: %d in the weights, %d in the model, which gets %s", theirs, ours, first)
+        groups = len(expected[name]) // ours
+        if len(state[name]) == groups * theirs and state[name].shape[1:] == expected[name].shape[1:]:
+            taken = expected[name].unflatten(0, (-1, ours)).clone()
+            taken[:, :kept] = state[name].unflatten(0, (-1, theirs))[:, :kept]
+            state[name] = taken.flatten(0, 1)
+    logger.info("learned queries: %d in the weights, %d in the model: the first %d are taken", theirs, ours, kept)
