@@ -70,7 +70,7 @@ def files_behind(*modules: str) -> set[str]:
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_650),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_690),
         (["data.datasets.coco"], 25, 5_680),
-        (["engine.trainer"], 95, 17_860),
+        (["engine.trainer"], 95, 17_880),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
