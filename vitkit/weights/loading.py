@@ -317,7 +317,7 @@ def _take_class_rows(
         raise ConfigError(f"{report.source}: {lacks}, so there is nothing to map by class_map {dict(class_map)}.")
     # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
     differ = any(state[key].shape[:1] != expected[key].shape[:1] for key in keys)
-    if trained_classes and classes and (list(trained_classes) != list(classes) or class_map):
+    if keys and trained_classes and classes and (list(trained_classes) != list(classes) or class_map):
         rows = match_class_rows(trained_classes, classes, class_map)
         taken = {key: rows.take(key, state[key], expected[key], expected) for key in keys}
         report.reinitialized = [key for key, value in taken.items() if value is None]
