@@ -14,8 +14,8 @@ here, for what the paper describes; the published weights need the first to stay
 
 What differs from the original's training: mixup and pasted persons are drawn for batches, not for each image; images
 whose persons have no labeled keypoint are used, as background; after strong augmentation stops, the moving average's
-decay stays (there, it falls by 0.0001 after each evaluation that is not better); and in L and X, a batch's losses are
-divided by its own numbers, not by those of its halves, and summed over these.
+decay stays (there, it falls by 0.0001 after each evaluation that is not better); and in L and X, losses are normalized
+over the whole batch (there, over each half of it, whose losses are added).
 """
 
 from typing import Literal

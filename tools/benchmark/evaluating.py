@@ -33,7 +33,7 @@ class DrawnTruth(Dataset):
         return len(self.image_ids)
 
     def __getitem__(self, index: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError("only its ground truth is read")
 
     def ground_truth(self) -> dict[str, Any]:
         absent, incomplete = ANNOTATED_CLASSES

@@ -37,6 +37,7 @@ from vitkit.registry import DATASETS, MODELS, Spec, parameters_of
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.class_prompts import Prompts
 from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
+from vitkit.text_format import pluralize
 from vitkit.weights import LoadReport, load_weights
 from vitkit.weights.locate import (
     FILE_KINDS,
@@ -125,6 +126,12 @@ def load(
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
     keypoints = keypoints_of(located.metadata, str(located))
     built = build_model(spec, classes=classes, things=things, keypoints=keypoints, vocabularies=vocabularies)
+    stated = located.metadata.get("classes") if located.kind == "exported" and built.class_head else None
+    if stated and classes is not None and list(classes) != list(stated):
+        raise ConfigError(
+            f"{located}: an exported file keeps its {pluralize(len(stated), 'classes')}, {', '.join(stated)[:200]}; "
+            "got others. Leave classes out, or export a model of those (vitkit convert RUN --classes NAME,NAME)."
+        )
     opened = open_weights(built, located, classes=classes, trained=trained.classes, spec=spec, runtime=runtime)
     model, report = opened[0].to(device), opened[1]
     if "source" in vocabularies:
