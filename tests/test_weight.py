@@ -69,8 +69,8 @@ def files_behind(*modules: str) -> set[str]:
         (["backbones.resnet"], 12, 2_564),
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 26, 4_650),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_690),
-        (["data.datasets.coco"], 25, 5_680),
-        (["engine.trainer"], 95, 17_880),
+        (["data.datasets.coco"], 25, 5_753),
+        (["engine.trainer"], 95, 17_886),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -83,8 +83,9 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 def test_core_has_few_lines():
     # The goal is 56,000. Above it: masks of query detectors and ECDet (700), keypoints (1,970), poses without boxes
     # (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights of other classes and numbers
-    # of queries (255), crowds (60), data of ranks and faults of own parts (85).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_944
+    # of queries (255), crowds (60), data of ranks and faults of own parts (85), masks without a pixel and images
+    # without keypoints (80).
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 61_024
 
 
 def test_contracts_are_few():

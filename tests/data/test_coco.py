@@ -328,6 +328,29 @@ def test_bad_segmentation_is_dropped_if_only_boxes_are_loaded(tmp_path, caplog, 
     assert warned == (segmentation not in (None, []))
 
 
+EMPTY_MASKS = {
+    "line": [[10, 5, 30, 15, 20, 10]],
+    "points": [[10, 5, 10, 5, 10, 5], [12, 6, 12, 6, 12, 6]],
+    "between pixels": [[10.1, 5.1, 10.4, 5.1, 10.4, 5.4]],
+    "run lengths": {"size": [30, 40], "counts": [1200]},
+    "compressed": {"size": [30, 40], "counts": "`U1"},
+}
+
+
+@pytest.mark.parametrize("segmentation", EMPTY_MASKS.values(), ids=EMPTY_MASKS)
+def test_mask_without_a_pixel_is_counted_once_and_its_object_left_out(tmp_path, caplog, segmentation):
+    data = content()
+    whole = data["annotations"][0]
+    thin = {**whole, "id": 19, "bbox": [10, 5, 1, 10], "segmentation": [[10, 5, 11, 5, 11, 15, 10, 15]]}
+    data["annotations"] += [{**whole, "id": 18, "segmentation": segmentation}, thin]
+    assert load(tmp_path, data, masks=True)[0]["target"]["masks"].flatten(1).sum(1).tolist() == [200, 10]
+    (record,) = [record for record in caplog.records if "no pixel" in record.getMessage()]
+    assert record.levelno == logging.WARNING and "1 mask has no pixel" in record.message
+    assert "annotation 18 (image 'a.png')" in record.message and "2 masks" not in record.message
+    caplog.clear()
+    assert len(load(tmp_path, data)[0]["target"]["labels"]) == 3 and "no pixel" not in caplog.text
+
+
 def test_missing_root_file_and_image_name_the_config_key_and_path(tmp_path):
     spec = {"type": "CocoDetection", "images": "{root}/x", "annotations": "{root}/instances.json"}
     with pytest.raises(DataError, match=r"data\.train: images: no folder 'nowhere/x'.*data\.root"):

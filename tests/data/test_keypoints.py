@@ -280,6 +280,38 @@ def test_file_is_read(tmp_path):
     assert [a["num_keypoints"] for a in truth] == [2, 0] and truth[1]["keypoints"] == [0] * 9
 
 
+def test_images_with_few_labeled_points_are_left_out(tmp_path, caplog):
+    caplog.set_level("INFO")
+    images, file = write_coco(
+        tmp_path,
+        [{"image_id": 8}, {"keypoints": POINTS}, {"keypoints": [0] * 9}, {"image_id": 9, "keypoints": [0] * 9}]
+        + [{"image_id": 11, "keypoints": POINTS, "bbox": [1, 2, 3, 4]}] * 2,
+    )
+    content = json.loads(file.read_text())
+    content["images"] = [{**content["images"][0], "id": k, "file_name": f"{k}.png"} for k in (8, 7, 9, 10, 11)]
+    file.write_text(json.dumps(content))
+    for image in content["images"]:
+        Image.fromarray(drawn().image).save(images / image["file_name"])
+    assert CocoDetection(images, file, keypoints=True).image_ids.tolist() == [8, 7, 9, 10, 11]
+    dataset = CocoDetection(images, file, keypoints=True, min_keypoints_per_image=1)
+    assert "points.json: 3 of 5 images have fewer than 1 labeled keypoint: left out" in caplog.text
+    assert dataset.image_ids.tolist() == [7, 11] and dataset.file_name(1) == "11.png"
+    assert dataset.objects_per_image().tolist() == [2, 2]
+    assert [(t["image_id"], len(t["keypoints"]), len(t["areas"])) for t in (s["target"] for s in dataset)] == [
+        (7, 2, 2),
+        (11, 2, 2),
+    ]
+    np.testing.assert_allclose(dataset[1]["target"]["boxes_cxcywh"][0], [2.5 / 160, 4 / 120, 3 / 160, 4 / 120])
+    truth = dataset.ground_truth()
+    assert [image["id"] for image in truth["images"]] == [7, 11]
+    assert [a["image_id"] for a in truth["annotations"]] == [7, 7, 11, 11]
+    assert CocoDetection(images, file, keypoints=True, min_keypoints_per_image=3).image_ids.tolist() == [11]
+    with pytest.raises(DataError, match=r"points\.json: every image has fewer than 5 .*min_keypoints_per_image"):
+        CocoDetection(images, file, keypoints=True, min_keypoints_per_image=5)
+    with pytest.raises(ConfigError, match="min_keypoints_per_image is 1; .*keypoints=True"):
+        CocoDetection(images, file, min_keypoints_per_image=1)
+
+
 def test_options_replace_what_the_file_says(tmp_path):
     paths = write_coco(tmp_path, [{"keypoints": POINTS}], category={"sigmas": [0.1, 0.2, 0.3], "flip_pairs": [[1, 2]]})
     assert CocoDetection(*paths, keypoints=True).keypoints.sigmas == (0.1, 0.2, 0.3)

@@ -12,7 +12,7 @@ from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
-from vitkit.io.segmentations import describe_wrong_run_lengths, describe_wrong_segmentation, is_side
+from vitkit.io.segmentations import describe_wrong_run_lengths, describe_wrong_segmentation, is_side, shows_no_pixel
 from vitkit.text_format import is_name
 
 MAX_SEGMENT_ID = (1 << 24) - 1
@@ -253,6 +253,15 @@ class AnnotationChecks:
                 remedy = "Correct it, or train without masks (masks=False)."
                 issues.append(entries.issue(position, "segmentation", expected, remedy))
         return issues
+
+    def empty_mask_issues(self, annotations: Sequence[Mapping[str, Any]], start: int = 0) -> list[FileIssue]:
+        """Find the objects whose mask has no pixel, where every annotation has a valid segmentation."""
+        entries = self._entries(annotations, start)
+        return [
+            entries.issue(position, "segmentation", "at least one pixel")
+            for position, annotation in enumerate(annotations)
+            if not annotation.get("iscrowd") and shows_no_pixel(annotation, *self._sizes[annotation["image_id"]])
+        ]
 
     def keypoint_issues(self, annotations: Sequence[Mapping[str, Any]], start: int = 0) -> list[FileIssue]:
         """Check keypoints, where there are no `field_issues`; an annotation without them is not an issue."""

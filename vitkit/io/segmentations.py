@@ -142,6 +142,17 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> np.ndarra
     return coco_mask.decode(encode_segmentation(segmentation, height, width))
 
 
+def shows_no_pixel(annotation: Mapping[str, Any], height: int, width: int) -> bool:
+    """Whether the valid segmentation of an annotation has no pixel, as that of a polygon without an area."""
+    segmentation = annotation["segmentation"]
+    if isinstance(segmentation, list):
+        # Drawing takes ten times as long as the area, and what is a pixel thick on average shows one.
+        length = max(annotation["bbox"][2:])
+        if any(polygon_area(polygon) >= length for polygon in segmentation):
+            return False
+    return not coco_mask.area(encode_segmentation(segmentation, height, width))
+
+
 def visible_box(annotation: Mapping[str, Any], height: int, width: int) -> list[float]:
     """Return the box, xywh, of what an image shows of an object: its box cut at the border, or that of its polygons'
     visible part if its box is the polygons', which may be smaller."""

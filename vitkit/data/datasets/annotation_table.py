@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitkit.io.shared_memory import join_texts, share
+from vitkit.io.shared_memory import join_texts, share, text_at
 
 Table = TypeVar("Table", bound="ImageTable")
 
@@ -72,15 +72,32 @@ class AnnotationTable(ImageTable):
         """
         new = labels[self.labels]
         is_kept = new >= 0
-        of_objects = {name: vars(self)[name] for name in ("boxes_xyxy", "segmentation_spans", "keypoints", "areas")}
         return replace(
             self,
             classes=list(classes),
             category_ids=list(category_ids),
             offsets=np.concatenate([[0], np.cumsum(is_kept)])[self.offsets],
-            labels=new[is_kept],
-            **{name: None if rows is None else rows[is_kept] for name, rows in of_objects.items()},
+            **self._objects(is_kept, new),
         )
+
+    def take_images(self, indices: np.ndarray) -> "AnnotationTable":
+        """Return the table of some of its images, (n,) int64 in ascending order, and of their objects."""
+        file_names, name_offsets = join_texts(text_at(self.file_names, self.name_offsets, k) for k in indices.tolist())
+        return replace(
+            self,
+            image_ids=self.image_ids[indices],
+            file_names=file_names,
+            name_offsets=name_offsets,
+            sizes=self.sizes[indices],
+            offsets=np.concatenate([[0], np.cumsum(np.diff(self.offsets)[indices])]),
+            **self._objects(np.isin(self.image_indices(), indices), self.labels),
+        )
+
+    def _objects(self, is_kept: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray | None]:
+        """Return the fields of the objects that are kept, (M,) bool, with these labels in place of the table's."""
+        fields = {name: vars(self)[name] for name in ("boxes_xyxy", "segmentation_spans", "keypoints", "areas")}
+        fields["labels"] = labels
+        return {name: None if rows is None else rows[is_kept] for name, rows in fields.items()}
 
     def image_indices(self) -> np.ndarray:
         """Return the index of each object's image, (M,) int64."""

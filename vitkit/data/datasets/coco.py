@@ -58,6 +58,8 @@ class CocoDetection(ListedObjects):
         keypoints: also load keypoints, of the points that the file's categories name. What the file does not say, or
             says otherwise, may be given by these names: dict(flip_pairs=[["left_eye", "right_eye"]], sigmas={"tail":
             0.1}, skeleton=[["nose", "tail"]]).
+        min_keypoints_per_image: with `keypoints`, use only images with at least so many labeled points, for instance 1
+            to leave out the images that show nobody; also in `ground_truth()`.
         bad_boxes: what to do with boxes that have no width or height or lie outside their image: "error", or "drop" to
             remove and count them. Negative sizes and numbers that are not finite are always errors.
         first: use only the first `first` images of the file, for instance to check that a model can overfit them.
@@ -83,6 +85,7 @@ class CocoDetection(ListedObjects):
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
         keypoints: bool | KeypointOptions = False,
+        min_keypoints_per_image: int = 0,
         bad_boxes: str = "error",
         first: int | None = None,
         format: str | None = None,
@@ -92,6 +95,11 @@ class CocoDetection(ListedObjects):
     ):
         if bad_boxes not in ("error", "drop"):
             raise ConfigError(f"dataset CocoDetection: bad_boxes is {bad_boxes!r}; expected 'error' or 'drop'.")
+        if min_keypoints_per_image and (min_keypoints_per_image < 0 or not keypoints):
+            raise ConfigError(
+                f"dataset CocoDetection: min_keypoints_per_image is {min_keypoints_per_image}; expected 0 or more, and "
+                "keypoints=True beside it."
+            )
         self.masks, self._keypoints = masks, keypoints
         super().__init__(transforms)
         self.annotation_file = Path(annotations)
@@ -109,7 +117,11 @@ class CocoDetection(ListedObjects):
         self.store = ImageStore(stored.pop("folder"))
         if (info := stored.pop("keypoint_info", None)) is not None:
             self.keypoints = KeypointInfo.from_json(info)
-        self.table = AnnotationTable(**stored).share()
+        table = AnnotationTable(**stored)
+        self._chooses_images = min_keypoints_per_image > 0
+        if self._chooses_images:
+            table = _with_keypoints(table, min_keypoints_per_image, self.annotation_file.name)
+        self.table = table.share()
         if not self.store.has(self.file_name(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
@@ -145,6 +157,9 @@ class CocoDetection(ListedObjects):
         messages.append((logging.INFO, text))
         if wrong := file.wrong_segmentation:
             messages.append((logging.WARNING, f"{name}: {wrong.count} invalid masks are ignored, such as: {wrong}"))
+        if empty := file.empty_mask:
+            text = f"{pluralize(empty.count, 'masks', 'have')} no pixel; their objects are in no sample: {empty}"
+            messages.append((logging.WARNING, f"{name}: {text}"))
         read = {**table.to_dict(), "folder": str(file.folder), "messages": messages}
         if self._keypoints:
             from vitkit.io.keypoints import read_keypoint_info  # few datasets have keypoints
@@ -239,6 +254,10 @@ class CocoDetection(ListedObjects):
         with pause_gc():
             (content,), *parts = read_lists(**self._truth)
             annotations = [*chain.from_iterable(parts)]
+        if self._chooses_images:
+            ids = {*self.image_ids.tolist()}
+            content["images"] = [image for image in content["images"] if image["id"] in ids]
+            annotations = [annotation for annotation in annotations if annotation["image_id"] in ids]
         if self._id_of_raw:
             entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
             names = zip(self.category_ids, self.classes)
@@ -269,3 +288,21 @@ class CocoDetection(ListedObjects):
                 )
         data, offsets = lists.arrays()
         return {"data": data, "offsets": offsets}
+
+
+def _with_keypoints(table: AnnotationTable, number: int, name: str) -> AnnotationTable:
+    """Return the table of the images with at least a number of labeled keypoints.
+
+    Args:
+        name: the annotation file's, for messages.
+    Raises:
+        DataError: no image has so many.
+    """
+    labeled = (table.keypoints[..., 2] > 0).sum(axis=1)
+    (indices,) = np.nonzero(np.bincount(table.image_indices(), labeled, len(table.image_ids)) >= number)
+    lacking = f"fewer than {pluralize(number, 'labeled keypoints')}"
+    if not len(indices):
+        raise DataError(f"{name}: every image has {lacking}. Lower min_keypoints_per_image.")
+    images = pluralize(len(table.image_ids) - len(indices), "images", "have", of=len(table.image_ids))
+    logger.info("%s: %s %s: left out", name, images, lacking)
+    return table.take_images(indices)

@@ -193,6 +193,8 @@ class DetectionFile:
     """Number of boxes that extended beyond their images by more than `BOX_TOLERANCE`, once `read_table` was called."""
     wrong_segmentation: FileIssue | None = None
     """The first of the invalid segmentations, which are removed from their annotations, with their number."""
+    empty_mask: FileIssue | None = None
+    """With `masks`, the first of the segmentations without a pixel, with their number, once `read_table` was called."""
 
     def __init__(
         self,
@@ -292,7 +294,8 @@ class DetectionFile:
         no_points = (np.zeros((0, count, 3), np.float32), np.zeros(0, np.float32))
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32), no_spans, *no_points)]
         segmentations = SpooledBytes(self._source.annotations.name)
-        num_crowds = self.num_clipped = 0
+        num_crowds = num_used = self.num_clipped = 0
+        empty_masks = IssueCounts(["segmentation"])
         for annotations in self.annotations():
             objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
             num_crowds += len(annotations) - len(objects)
@@ -302,6 +305,7 @@ class DetectionFile:
             self.num_clipped += beyond
             spans = no_spans
             if self._masks:
+                empty_masks.add(self._checks.empty_mask_issues(annotations, num_used))
                 # Marshalled lists, which only this machine's processes read, take 9 bytes per coordinate.
                 blobs = [marshal.dumps(annotation["segmentation"]) for annotation in objects]
                 stops = segmentations.size + np.cumsum([0, *map(len, blobs)], dtype=np.int64)
@@ -313,7 +317,9 @@ class DetectionFile:
                     _read_keypoints(objects, count, columns["sizes"][image_indices]),
                     np.array([object_area(annotation) for annotation in objects], np.float32),
                 )
+            num_used += len(annotations)
             parts.append((image_indices, labels, boxes, spans, *points))
+        self.empty_mask = next(iter(empty_masks.issues()), None)
         image_indices, labels, boxes, spans, keypoints, areas = map(np.concatenate, zip(*parts))
         order = np.argsort(image_indices, kind="stable")  # objects of one image together, in the file's order
         return AnnotationTable(
