@@ -161,7 +161,7 @@ DENSE = {
             neck=dict(type="DEIMv2Encoder", out_channels=16, num_heads=2, d_ffn=32, activation="silu"),
             head=dict(type="DETRPoseHead", num_decoder_layers=2, **LAYERS),
         ),
-        {"query0", "points", "rollout"},
+        {"query0", "query0_points", "points", "rollout"},
     ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),

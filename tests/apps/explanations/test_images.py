@@ -1,9 +1,12 @@
 """What a model attends to in a figure, for every kind of attention."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.every_model import DENSE
 from torch import nn
 
 from vitkit.apps.explanations.images import (
@@ -189,6 +192,28 @@ def test_keypoints_sample_the_points_of_their_query_and_group():
             predicted = sampling.view.outputs["pred_keypoints"][0, 3, group, k]
             assert layer.keypoint.tolist() == predicted[:2].tolist() and layer.name == f"point {k}"
             assert layer.reference.tolist() == sampling.layers(3)[-1].reference.tolist()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_keypoints_with_tokens_of_their_own_sample_around_where_they_were_found(tmp_path, num_layers):
+    torch.manual_seed(0)
+    spec = copy.deepcopy(DENSE["ECPose"][0]) | dict(type="ECPose", num_queries=5, num_classes=3, num_keypoints=4)
+    spec["head"]["num_decoder_layers"] = num_layers
+    predictor = Predictor(build_model(spec).eval(), ["a", "b", "c"])
+    nn.init.normal_(predictor.model.head.decoder.shift_embed[0].layers[-1].weight, std=3)  # points that move
+    offsets = predictor.model.head.decoder.layers[-1].cross_attn.sampling_offsets
+    nn.init.zeros_(offsets.bias)
+    nn.init.zeros_(offsets.weight)
+    sampling = image_sampling(predictor, IMAGE)
+    points = sampling.keypoints(3)
+    assert [point.name for point in points] == [f"point {k}" for k in range(4)]
+    found = sampling.view.outputs["pred_keypoints"][0, 3]
+    for point, predicted in zip(points, found):
+        assert point.keypoint.tolist() == predicted.tolist() and point.score is None
+        torch.testing.assert_close(point.locations, point.reference.expand_as(point.locations))
+        assert num_layers == 1 or not torch.allclose(point.reference, sampling.layers(3)[-1].reference, atol=1e-3)
+    sampling.draw_keypoints(3, tmp_path / "points.png")
+    assert (tmp_path / "points.png").stat().st_size
 
 
 def boxes(*scores, masks=None):

@@ -190,8 +190,8 @@ class QueryLayer(NamedTuple):
     """(4,) box predicted after the layer."""
     name: str
     """Name of the class predicted after the layer, or of the keypoint."""
-    score: float
-    """Score of that class, or the keypoint's probability of being labeled, in 0..1."""
+    score: float | None
+    """Score of that class, or the keypoint's probability of being labeled, in 0..1; None: not predicted."""
     levels: Sequence[int]
     """The level of each group of points."""
     keypoint: Tensor | None = None
@@ -232,7 +232,8 @@ def draw_sampling_points(
     for number, (row, layer) in enumerate(zip(rows, layers)):
         ratio = float(sampling_ratio(layer.locations, layer.weights, layers[-1].box_cxcywh).mean())
         kind = "layer" if layer.keypoint is None else "point"
-        row[0].set_ylabel(f"{kind} {number}\n{layer.name} {layer.score:.2f}\nin the box: {ratio:.1f} x uniform")
+        score = "" if layer.score is None else f" {layer.score:.2f}"
+        row[0].set_ylabel(f"{kind} {number}\n{layer.name}{score}\nin the box: {ratio:.1f} x uniform")
         for levels, panel in zip(columns.values(), row):
             panel.imshow(faded)
             panel.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))

@@ -481,22 +481,32 @@ class ImageSampling:
     def keypoints(self, query: int) -> list[QueryLayer]:
         """Return what each keypoint of a query sampled in the last layer, and where it was found; an empty list if the
         label of the query has no keypoints."""
-        (*_, layer), outputs = self.layers(query), self.view.outputs
-        group = int(outputs["keypoint_groups"][self.queries.labels[query]])
-        predicted = outputs["pred_keypoints"][0, query].float().cpu()  # (G, K, 7)
-        num_queries, (num_groups, count) = len(self.queries.labels), predicted.shape[:2]
-        recorded = self.view.records[f"keypoints.{len(self.levels) - 1}"][0]
-        locations, weights = (x[0].unflatten(0, (num_queries, num_groups, count))[query, group] for x in recorded)
+        (*_, layer), outputs, last = self.layers(query), self.view.outputs, len(self.levels) - 1
+        predicted, num_queries = outputs["pred_keypoints"][0, query].float().cpu(), len(self.queries.labels)
+        if "keypoint_groups" in outputs:
+            group = int(outputs["keypoint_groups"][self.queries.labels[query]])
+            recorded = self.view.records[f"keypoints.{last}"][0]
+            locations, weights = (
+                x[0].unflatten(0, (num_queries, *predicted.shape[:2]))[query, group] for x in recorded
+            )
+            predicted = predicted[group] if group >= 0 else predicted[0, :0]  # (K, 7)
+            references = layer.reference.expand(len(predicted), -1)
+        else:  # a token for the query itself, and then one for each keypoint, around where it was found before
+            before = outputs["aux_outputs"][-1] if last else outputs["training_outputs"][0]
+            references = before["pred_keypoints"][0, query].float().cpu()
+            recorded = self.view.records[f"decoder.{last}"][0]
+            locations, weights = (x[0].unflatten(0, (num_queries, -1))[query, 1:] for x in recorded)
         covered = torch.tensor([sides[::-1] for sides in self.covered])[self.levels[-1]][:, None]
         return [
             layer._replace(
                 locations=locations[k].float().cpu() * covered,
                 weights=weights[k].float().cpu(),
+                reference=references[k],
                 name=self.point_names[k],
-                score=float(predicted[group, k, 2].sigmoid()),
-                keypoint=predicted[group, k, :2],
+                score=float(point[2].sigmoid()) if len(point) > 2 else None,
+                keypoint=point[:2],
             )
-            for k in range(count if group >= 0 else 0)
+            for k, point in enumerate(predicted)
         ]
 
     def query_ratios(self, queries: Sequence[int]) -> Tensor:
@@ -532,7 +542,11 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     rounds = attention_layers(model).rounds_padding
     covered = [view.compute_covered_at(name) if rounds else view.covered for name in view.feature_sizes]
     queries = QueryPredictions.of(view)
-    names = [f"point {k}" for k in range(view.outputs["pred_keypoints"].shape[3])] if keypoints else []
-    if keypoints and predictor.keypoint_info is not None:
+    names = (
+        [f"point {k}" for k in range(view.outputs["pred_keypoints"].shape[-2])]
+        if "pred_keypoints" in view.outputs
+        else []
+    )
+    if names and predictor.keypoint_info is not None:
         names = list(predictor.keypoint_info.names)
     return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view, names)
