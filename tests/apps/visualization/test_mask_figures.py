@@ -49,6 +49,21 @@ def test_smallest_of_overlapping_masks_is_on_top():
     assert tuple(drawn[160, 440]) == on_black(0) and tuple(drawn[50, 50]) == on_black(2)
 
 
+def test_names_stand_on_what_is_seen_of_a_mask():
+    masks = np.zeros((3, 400, 500), bool)
+    masks[0, 50:350, 20:480] = True
+    masks[1, 100:300, 60:440] = True  # its center is that of the first
+    masks[2, 100:299, 60:440] = True  # hides the second but for a line
+    drawn = draw_masks(BLACK, masks, [0, 1, 2], NAMES, scores=[0.9, 0.8, 0.7])[:400]
+
+    def tags(label):
+        return (drawn == choose_class_color(label, NAMES)).all(axis=-1)[4:-4, 4:-4]
+
+    assert tags(2)[150:250, 100:400].sum() > 500  # on top, inside
+    assert not tags(0)[110:290, 70:430].any() and tags(0).sum() > 2000  # beside it, with its edges
+    assert not tags(1)[110:280, 70:430].any()
+
+
 def test_a_small_image_is_enlarged_with_its_masks():
     masks = np.zeros((1, 40, 50), bool)
     masks[0, 20:35, 10:30] = True

@@ -27,7 +27,7 @@ _OPACITY = 0.35
 """The opacity of masks, low enough to see the image below; their edges are drawn in full color."""
 _SHADES = ((0.0, 0), (0.6, 255), (0.6, 0), (0.3, 255), (0.3, 0), (0.8, 255), (0.8, 0))
 """Fractions of white (255) or black (0) in the colors of the masks of one class."""
-_MIN_NAMED = 0.002  # regions below this fraction of the image get no name
+_MIN_NAMED = 0.002  # regions of which less than this fraction of the image is seen get no name
 
 
 def draw_masks(
@@ -83,9 +83,14 @@ def draw_masks(
         mask, corner = regions[k]
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner)
         cv2.drawContours(drawn, contours, -1, mask_colors[k], thickness)
-    named = [k for k in order if areas[k] >= _MIN_NAMED * masks[k].size]
+    names = []
+    for k in order:
+        mask, (x, y) = regions[k]
+        shown = (top[y : y + mask.shape[0], x : x + mask.shape[1]] == k + 1).view(np.uint8)
+        if cv2.countNonZero(shown) >= _MIN_NAMED * top.size:
+            names.append((shown, (x, y), texts[k], mask_colors[k]))
     drawing = Image.fromarray(drawn)
-    _write_names(drawing, [(*regions[k], texts[k], mask_colors[k]) for k in named])
+    _write_names(drawing, names)
     return _with_legend(drawing, sorted(set(labels)), class_names)
 
 
@@ -147,7 +152,7 @@ def draw_panoptic(
 def _write_names(
     drawing: Image.Image, regions: Sequence[tuple[np.ndarray, tuple[int, int], str, tuple[int, int, int]]]
 ) -> None:
-    """Write each region's name where the region is widest, unless another name is already written there."""
+    """Write each region's name where what is seen of it is widest, unless another name is already written there."""
     draw, font = ImageDraw.Draw(drawing), font_for(drawing)
     taken: list[Any] = []
     for mask, (x, y), text, color in regions:
