@@ -86,10 +86,46 @@ def test_only_one_of_two_predictions_fixed_to_the_same_object_remains(tmp_path):
     assert errors.fixed_ap(np.ones((1, 1)))["localization"][0] == pytest.approx(1.0)
 
 
+def test_only_the_best_of_predictions_with_different_errors_is_fixed_to_an_object(tmp_path):
+    objects = [(3, [0, 0, 20, 20]), (7, [100, 100, 20, 20])]
+    errors, _ = breakdown(objects, [(3, [10, 0, 20, 20], 0.9), (7, [0, 0, 20, 20], 0.8)], tmp_path)
+    assert errors.counts() == dict.fromkeys(KINDS, 0) | {"localization": 1, "class": 1, "missed": 1}
+    fixed = {kind: values[0] for kind, values in errors.fixed_ap(np.ones((1, 1))).items()}
+    assert fixed["localization"] == pytest.approx(0.5)
+    assert fixed["class"] == 0  # the better one, badly localized, would detect the cat
+
+
+def test_equal_scores_rank_by_image_as_in_the_metrics(tmp_path):
+    """The first class has a prediction in the second image only, the other class in both."""
+    results = [
+        dict(image_id=image_id, category_id=category_id, bbox=[0, 0, size, size], score=0.5)
+        for image_id, category_id, size in ((2, 3, 20), (2, 7, 20), (1, 7, 5))
+    ]
+    truth = Truth([
+        dict(id=k, image_id=2, category_id=c, bbox=[0, 0, 20, 20], area=400, iscrowd=0) for k, c in ((1, 3), (2, 7))
+    ])  # fmt: skip
+    truth.image_ids = [1, 2]
+    truth.ground_truth()["images"].append({"id": 2, "width": 300, "height": 300})
+    (tmp_path / "r.json").write_text(json.dumps(results))
+    evaluator = CocoEvaluator(truth)
+    evaluator.load_results(tmp_path / "r.json")
+    ap = evaluator.compute()["bbox/AP50"]
+    errors = ErrorBreakdown(evaluator.statistics(), evaluator.results(), truth.ground_truth(), [3, 7])
+    assert errors.fixed_ap(np.ones((1, 2)))["none"][0] == pytest.approx(ap) == pytest.approx(0.75)
+
+
 def test_all_objects_are_missed_without_predictions(tmp_path):
     errors, _ = breakdown(OBJECTS, [], tmp_path)
     assert errors.counts() == dict.fromkeys(KINDS, 0) | {"missed": 4}
-    assert np.isnan(errors.fixed_ap(np.ones((1, 1)))["missed"][0])  # no object is left
+    assert errors.fixed_ap(np.ones((1, 1)))["missed"][0] == 0  # no object is left of either class
+
+
+def test_a_class_whose_objects_are_all_missed_stays_in_the_mean(tmp_path):
+    objects = [(3, [0, 0, 20, 20]), (7, [100, 100, 20, 20])]
+    errors, _ = breakdown(objects, [(3, [0, 0, 20, 20], 0.9)], tmp_path)
+    fixed = {kind: values.tolist() for kind, values in errors.fixed_ap(np.array([[1.0], [0.0]])).items()}
+    assert fixed["none"][0] == fixed["missed"][0] == pytest.approx(0.5)
+    assert np.isnan(fixed["missed"][1])  # a resample without images has no class
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,23 @@ class ErrorBreakdown:
         self._label_of = {raw: label for label, raw in enumerate(category_ids)}
         self._num_classes = len(category_ids)
         self.predictions, self.objects = self._classify(results, truth)
+        self._is_best = self._find_best()
 
     def counts(self) -> dict[str, int]:
         """Return the number of errors of each kind."""
         counts = {kind: int((self.predictions.kind == k).sum()) for k, kind in enumerate(KINDS)}
         return counts | {"missed": int(self.objects.missed.sum())}
+
+    def _find_best(self) -> np.ndarray:
+        """Return (P,) bool, whether a prediction with a class or localization error would detect its object if it were
+        corrected, as no other prediction detects it, nor would a better one with either of these errors."""
+        predictions = self.predictions
+        rows = np.flatnonzero(np.isin(predictions.kind, [KINDS.index("class"), KINDS.index("localization")]))
+        rows = rows[np.argsort(-predictions.scores[rows], kind="stable")]
+        _, first = np.unique(predictions.target[rows], return_index=True)
+        best = np.zeros(len(predictions.kind), bool)
+        best[rows[first]] = ~self.objects.detected[predictions.target[rows[first]]]
+        return best
 
     def find_detected(self, threshold: float) -> np.ndarray:
         """Return (M,) bool, whether each object is detected by a correct prediction with at least this score."""
@@ -86,8 +98,9 @@ class ErrorBreakdown:
     def fixed_ap(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Return kind -> (R,) AP at the statistics' IoU without the errors of that kind; "none" -> the actual AP.
 
-        Class and localization errors are made correct if no better prediction detects their object, and else removed;
-        both, duplicate and background errors are removed; missed objects no longer have to be detected.
+        Class and localization errors are made correct if no other prediction detects their object, nor would a better
+        one with either of these errors, and else removed; both, duplicate and background errors are removed; missed
+        objects no longer have to be detected, and the AP of a class all of whose objects are missed stays 0.
         """
         return {kind: self._average_precision(kind, weights) for kind in ("none", *KINDS)}
 
@@ -98,24 +111,25 @@ class ErrorBreakdown:
         if kind in ("both", "duplicate", "background"):
             kept = predictions.kind != KINDS.index(kind)
         elif kind in ("class", "localization"):
-            fixed = np.flatnonzero(predictions.kind == KINDS.index(kind))
-            free = set(np.flatnonzero(~objects.detected).tolist())
-            for position in sorted(fixed.tolist(), key=lambda k: -predictions.scores[k]):
-                target = int(predictions.target[position])
-                if target in free:
-                    free.remove(target)
-                    labels[position], correct[position] = objects.labels[target], True
-                else:
-                    kept[position] = False
+            fixed = predictions.kind == KINDS.index(kind)
+            detects = fixed & self._is_best
+            labels[detects], correct[detects] = objects.labels[predictions.target[detects]], True
+            kept = ~fixed | detects
         counted = ~objects.missed if kind == "missed" else np.ones(len(objects.labels), bool)
+        num_images = len(self.statistics.sample_ids)
         precisions = []
         for label in range(self._num_classes):
             chosen = np.flatnonzero(kept & (labels == label))
             chosen = chosen[np.argsort(-predictions.scores[chosen], kind="mergesort")]
-            of_class = objects.image[counted & (objects.labels == label)]
-            num_objects = np.bincount(of_class, minlength=len(self.statistics.sample_ids)).astype(np.float64)
-            ranking = Ranking(predictions.scores[chosen], predictions.image[chosen], correct[chosen], num_objects)
-            precisions.append(average_precision(ranking, weights))
+            of_class = objects.labels == label
+            num_objects, num_counted = (
+                np.bincount(objects.image[rows], minlength=num_images).astype(np.float64)
+                for rows in (of_class, of_class & counted)
+            )
+            ranking = Ranking(predictions.scores[chosen], predictions.image[chosen], correct[chosen], num_counted)
+            # A class that has lost all its objects stays in the mean, which must not rise because it leaves.
+            has_lost_all = (weights @ num_objects > 0) & (weights @ num_counted == 0)
+            precisions.append(np.where(has_lost_all, 0.0, average_precision(ranking, weights)))
         return mean_of_finite(np.stack(precisions, axis=1))
 
     def _classify(
@@ -136,7 +150,7 @@ class ErrorBreakdown:
 
         taken = {number for number in owner.values() if number >= 0}
         rows, fixable = [], set()
-        for position, numbers in results_in.items():
+        for position, numbers in sorted(results_in.items()):  # of equal scores, COCO ranks the first image's first
             ours, theirs = [results[k] for k in numbers], objects_in.get(position, [])
             size = sizes[self.statistics.sample_ids[position]]
             overlaps, _ = compute_overlaps(
