@@ -64,6 +64,19 @@ def vitkit_grounding_dino(num_classes: int, batch: RandomBatch, case: Case) -> C
     return Contestant(model, loss, predict)
 
 
+def vitkit_with_encoded_text(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
+    """Build the same, with the prompt encoded before the first image, as `vitkit.load(...).with_text` does."""
+    contestant = vitkit_grounding_dino(num_classes, batch, case)
+    model = contestant.model.eval()
+    padding_mask = torch.zeros_like(batch.images[:, 0], dtype=torch.bool)
+    prompt, kept = random_prompt(num_classes, len(batch.images), batch.images.device), {}
+
+    def predict() -> dict:
+        return model(batch.images, padding_mask, **model.encode_shared({"prompt": prompt}, kept))
+
+    return contestant._replace(predict=predict)
+
+
 def transformers_grounding_dino(num_classes: int, batch: RandomBatch, case: Case) -> Contestant:
     """Build transformers' Grounding DINO Swin-T with its loss on the batch."""
     transformers = import_transformers()
@@ -92,16 +105,18 @@ def transformers_grounding_dino(num_classes: int, batch: RandomBatch, case: Case
 
 
 FAMILIES = {
-    f"{num_classes} phrases": Family(
+    (f"{num_classes} phrases", case): Family(
         {
             "transformers Grounding DINO Swin-T": transformers_grounding_dino,
             "vitkit Grounding DINO Swin-T": vitkit_grounding_dino,
+            **({} if case.training else {"vitkit, the prompt encoded before": vitkit_with_encoded_text}),
         },
         num_classes=num_classes,
         clip_grad_norm=0.1,
-        cases=(Case(800, 1066), Case(800, 1066, training=True)),
+        cases=(case,),
     )
     for num_classes in (COCO_CLASSES, 3)
+    for case in (Case(800, 1066), Case(800, 1066, training=True))
 }
 
 
@@ -109,7 +124,6 @@ def measure(part: str, options: Options) -> list[Measurement]:
     """Measure both on each prompt and case."""
     return [
         row
-        for name, family in FAMILIES.items()
-        for case in family.cases
+        for (name, case), family in FAMILIES.items()
         for row in compare_family(family, case, options, what=f"{name}, {case}")
     ]
