@@ -2,13 +2,18 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.helpers.every_model import CHANNELS, DENSE, RESNET
 from vitkit import build_model
+from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError
+from vitkit.models import query_masks
+from vitkit.models.dfine import DFINE
+from vitkit.ops.mask_postprocess import upsample_to_masks
 from vitkit.ops.masks import mask_logits, masks_of_queries
 from vitkit.registry import CRITERIA
 
@@ -120,6 +125,46 @@ def test_masks_of_dfine_seg_end_with_their_boxes():
         inside[top:bottom, left:right] = True
         assert torch.equal(mask, full[query] & inside)
     assert full.any() and not torch.equal(result["masks"], full[model.detections(outputs).queries[0]])
+
+
+@pytest.mark.parametrize("masks", ["blocks", "pyramid"])
+def test_predictions_upsample_the_masks_of_the_objects_that_are_shown(masks, monkeypatch):
+    model = build("DFINE", MASKS[masks], num_detections=20).eval()
+    image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+    predictor = Predictor(model, ["a", "b", "c"])
+    (expected,) = predictor.run([image])
+    limit = expected["scores"].sort().values[-4].item()
+    upsampled = []
+
+    def count(logits, *arguments, **settings):
+        upsampled.append(len(logits))
+        return upsample_to_masks(logits, *arguments, **settings)
+
+    monkeypatch.setattr(query_masks, "upsample_to_masks", count)
+    prediction = predictor(image, threshold=limit)
+    assert not upsampled
+    assert len(prediction) == 4 == len(prediction.masks) and sum(upsampled) <= 4
+    prediction.to_json(), prediction.draw()
+    assert sum(upsampled) <= 8  # the drawing makes them once more
+    shown = expected["scores"].argsort(descending=True, stable=True)
+    assert torch.equal(prediction.masks, expected["masks"][shown[:4]]) and expected["masks"].any()
+    lower = prediction.filter("b", score=0.0)
+    of_class = shown[expected["labels"][shown] == 1]
+    assert torch.equal(lower.masks, expected["masks"][of_class]) and len(of_class) > 1
+    assert torch.equal(prediction.fields["masks"][:], expected["masks"])
+    assert len(prediction.fields["masks"]) == 20
+
+
+def test_a_postprocess_of_ones_own_is_the_one_that_predicts():
+    class Inverted(DFINE):
+        def postprocess(self, outputs, image_sizes):
+            return [r | {"masks": ~r["masks"]} for r in super().postprocess(outputs, image_sizes)]
+
+    model = build("DFINE").eval()
+    image = np.full((64, 64, 3), 90, np.uint8)
+    expected = ~Predictor(model, ["a", "b", "c"])(image, threshold=0.0).masks
+    model.__class__ = Inverted
+    assert torch.equal(Predictor(model, ["a", "b", "c"])(image, threshold=0.0).masks, expected)
 
 
 def test_one_block_is_applied_in_inference_only_if_the_config_says_so():

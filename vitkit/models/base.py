@@ -307,12 +307,22 @@ class QueryDetector(Detector):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
         """Return the detections of each image, in pixels of the original image; masks are (N, H, W) bool."""
-        detections = self.detections(outputs)
         if self.mask_head is None:
-            return in_pixels(detections, image_sizes)
+            return super().postprocess(outputs, image_sizes)
+        return [{**found, "masks": found["masks"][:]} for found in self._with_masks(outputs, image_sizes)]  # type: ignore[typeddict-item]
+
+    def postprocess_lazily(
+        self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]
+    ) -> Sequence[Mapping[str, Any]]:
+        """See `Model`: masks are `QueryMasks`."""
+        if self.mask_head is None or type(self).postprocess is not QueryDetector.postprocess:
+            return self.postprocess(outputs, image_sizes)
+        return self._with_masks(outputs, image_sizes)
+
+    def _with_masks(self, outputs: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         from vitkit.models.query_masks import with_masks  # detectors of boxes alone never import it
 
-        return with_masks(detections, outputs, image_sizes, results=self.mask_head.results)
+        return with_masks(self.detections(outputs), outputs, image_sizes, results=self.mask_head.results)
 
     def postprocess_settings(self) -> dict[str, Any]:
         """Return how masks are resized, in addition; see `DensePredictionModel`."""

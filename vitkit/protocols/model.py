@@ -186,6 +186,13 @@ class Model(nn.Module):
         if there is none."""
         return None
 
+    def postprocess_lazily(
+        self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return a `DenseModel`'s predictions, whose masks may be made only when they are asked for by index."""
+        assert isinstance(self, DenseModel)
+        return self.postprocess(outputs, image_sizes)
+
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:

@@ -354,6 +354,11 @@ class ExportedModel(Model):
         """Return each image's predictions as the model does."""
         return self.model.postprocess(outputs, image_sizes)
 
+    def postprocess_lazily(
+        self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]
+    ) -> Sequence[Mapping[str, Any]]:
+        return self.model.postprocess_lazily(outputs, image_sizes)
+
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:

@@ -19,6 +19,7 @@ from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import masks_to_rle
 from vitkit.io.folders import declare_output
 from vitkit.io.output import write_bytes
+from vitkit.models.query_masks import QueryMasks
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest
 from vitkit.structures import KeypointInfo, ScoreThresholds
@@ -47,7 +48,8 @@ class Prediction:
     image: np.ndarray
     """(H, W, 3) uint8 RGB, upright."""
     fields: dict[str, Any]
-    """What the model's `postprocess` or `generate` returned, on the CPU, in pixels of `image`."""
+    """What the model's `postprocess` or `generate` returned, on the CPU, in pixels of `image`; masks may be made only
+    when they are asked for by index, all by `fields["masks"][:]`."""
     classes: Sequence[str]
     thresholds: ScoreThresholds = field(default_factory=ScoreThresholds)
     category_ids: Sequence[int | str] | None = None
@@ -80,7 +82,7 @@ class Prediction:
         """(N, 4) float32 xyxy in pixels of the image; None if the model predicts no boxes."""
         return self._objects("boxes_xyxy")
 
-    @property
+    @cached_property
     def masks(self) -> Tensor | None:
         """(N, H, W) bool; None if the model predicts no masks."""
         return self._objects("masks")
@@ -182,7 +184,8 @@ class Prediction:
         labels = torch.tensor([self.classes.index(name) for name in wanted], dtype=torch.int64)
         if "scores" in fields:
             kept = torch.isin(fields["labels"], labels)
-            fields |= {name: fields[name][kept] for name in _PER_OBJECT if name in fields}
+            of_objects = {name: fields[name] for name in _PER_OBJECT if name in fields}
+            fields |= {name: v.select(kept) if isinstance(v, QueryMasks) else v[kept] for name, v in of_objects.items()}
         if "panoptic" in fields:
             lowest = {"*": score or 0.0} if not isinstance(score, Mapping) else {"*": 0.0, **score}
             segments = [

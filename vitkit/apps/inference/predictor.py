@@ -26,6 +26,7 @@ from vitkit.devices import OUT_OF_MEMORY, Precision, autocast, is_out_of_memory,
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
+from vitkit.models.query_masks import QueryMasks
 from vitkit.protocols.model import DenseModel, GenerativeModel, Model
 from vitkit.registry import TRANSFORMS, require_base
 from vitkit.structures import Batch, ImageSizes, KeypointInfo, Sample, ScoreThresholds
@@ -353,7 +354,7 @@ class Predictor:
         try:
             if tiling is None:
                 prepared = self._collate([item.sample for item in batch if item.sample is not None])
-                results = self.run_batch(prepared, [item.image.shape[:2] for item in batch])
+                results = self.run_batch(prepared, [item.image.shape[:2] for item in batch], lazily=True)
             else:
                 results = [self.run_tiles(batch[0].image, tiling, batch_size=batch_size)]
         except ConfigError:
@@ -440,13 +441,20 @@ class Predictor:
         return tiles
 
     @torch.inference_mode()
-    def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images."""
+    def run_batch(
+        self, batch: Batch, sizes: Sequence[tuple[int, int]], *, lazily: bool = False
+    ) -> list[dict[str, Any]]:
+        """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images.
+
+        Args:
+            lazily: whether masks may be made only when they are asked for, see `Model.postprocess_lazily`.
+        """
         batch = batch.to(self.device)
         with autocast(self.device, self.precision), _explain_memory_error(sizes):
             model = self._fused.of(self.model)
             if self._is_dense:
-                results = model.postprocess(model(**self.inputs_of(batch, model)), sizes)
+                postprocess = model.postprocess_lazily if lazily else model.postprocess
+                results = postprocess(model(**self.inputs_of(batch, model)), sizes)
             else:
                 results = model.generate(batch.inputs)
         return [_on_cpu(result) for result in results]
@@ -535,7 +543,7 @@ def _explain_memory_error(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
 
 
 def _on_cpu(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in result.items()}
+    return {key: value.cpu() if isinstance(value, Tensor | QueryMasks) else value for key, value in result.items()}
 
 
 def _resizes(transforms: Any, channels: int | None) -> bool:
