@@ -131,6 +131,25 @@ def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(url, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("body", [b"<!DOCTYPE html><html>Sign in</html>", b"\n <html lang='en'>Quota exceeded</html>"])
+def test_a_web_page_in_place_of_a_file_leaves_nothing_whatever_its_content_type(body, url, tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "CONTENT", body)
+    for path in ("page.html", "weights.pth"):
+        with pytest.raises(CheckpointError, match=r"leads to a web page: open it in a browser.* or try again\.$"):
+            fetch_file(f"{url}/{path}", checksum="", folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_space_is_an_error_before_anything_is_written(url, tmp_path, monkeypatch):
+    usage = download.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage._replace(free=len(CONTENT) - 1))
+    with pytest.raises(CheckpointError, match="needs 0.00 GiB more, and .* free: free some space, or set TORCH"):
+        fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST}", folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage._replace(free=len(CONTENT)))
+    assert fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST}", folder=tmp_path).read_bytes() == CONTENT
+
+
 def test_error_for_an_unreachable_url_says_where_to_put_the_file(tmp_path):
     with pytest.raises(CheckpointError, match="Put the file at .*weights.pth"):
         fetch_file("http://127.0.0.1:9/weights.pth", folder=tmp_path)

@@ -6,6 +6,7 @@ import http.client
 import logging
 import os
 import re
+import shutil
 import time
 import urllib.error
 import urllib.parse
@@ -60,12 +61,12 @@ def fetch_file(
             written.
     """
     path = (folder or cache_folder()) / (name or _name_in(url))
+    part = path.with_name(path.name + ".part")
     try:
         if path.is_file():
             _check(path, path, checksum, url)
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
         with hold_lock(part, f"{path}: waiting for another process, which is downloading it"):
             if path.is_file():  # another process has downloaded it in the meantime
                 _check(path, path, checksum, url)
@@ -86,9 +87,9 @@ def fetch_file(
                 "permissions there, or set TORCH_HOME to another folder."
             ) from error
         reason = " ".join(str(error).split()) or type(error).__name__
+        kept = f": what has arrived is kept in {part.name}" if part.exists() else ""
         raise CheckpointError(
-            f"cannot download {url} ({reason}). Put the file at {path} yourself, or try again: "
-            f"what has arrived is kept in {path.name}.part."
+            f"cannot download {url} ({reason}). Put the file at {path} yourself, or try again{kept}."
         ) from error
     return path
 
@@ -138,7 +139,11 @@ def _fetch(url: str, part: Path, *, resumable: bool, headers: Mapping[str, str])
         etag = response.headers.get("ETag", "")
         name = response.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
         version.write_text(name, encoding="utf-8")
-        _receive(response, part, 0)
+        try:
+            _receive(response, part, 0)
+        finally:
+            if not (part.exists() and part.stat().st_size):  # nothing has arrived
+                version.unlink(missing_ok=True)
     version.unlink(missing_ok=True)
 
 
@@ -160,9 +165,11 @@ def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
     """Write an answer to a file, after its first `done` bytes.
 
     Raises:
-        OSError: the answer is a web page, its length is unknown, too large or not reached, or it takes too long.
+        OSError: the answer is a web page, its length is unknown, too large or not reached, it takes too long, or the
+            disk has less space.
     """
-    if "text/html" in response.headers.get("Content-Type", ""):
+    first = b"" if done else response.peek(64).lstrip().lower()  # some pages have another Content-Type
+    if "text/html" in response.headers.get("Content-Type", "") or first.startswith((b"<!doctype html", b"<html")):
         raise OSError("the URL leads to a web page: open it in a browser, and download the file there")
     length = response.headers.get("Content-Length", "").strip()
     is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()  # whose end the client checks
@@ -171,6 +178,9 @@ def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
     start, total = done, None if is_chunked else done + int(length)
     if total is not None and total > _MAX_BYTES:
         raise OSError(f"the file has {total} bytes; expected at most {_MAX_BYTES}")
+    if total is not None and total - done > (free := shutil.disk_usage(part.parent).free):
+        need = f"needs {(total - done) / 2**30:.2f} GiB more, and {part.parent} has {free / 2**30:.2f} free"
+        raise OSError(f"it {need}: free some space, or set TORCH_HOME to another folder")
     began = time.monotonic()
     with part.open("r+b" if done else "wb") as file, tqdm(total=total, unit="B", unit_scale=True) as bar:
         file.seek(done)
