@@ -38,6 +38,14 @@ def unpublished() -> dict[str, str]:
     return json.loads((FOLDER / "unpublished.json").read_text(encoding="utf-8"))
 
 
+def trained() -> dict[str, dict[str, Any]]:
+    """Return the figures of weights that are not published: name of the config that trains them -> figures, data, time.
+
+    `vitkit reproduce NAME --train` trains them anew.
+    """
+    return json.loads((FOLDER / "trained.json").read_text(encoding="utf-8"))
+
+
 def find_by_file(path: str | Path) -> str | None:
     """Return the name in the index of the model whose published file has a path's name, if that name contains the
     file's checksum; None for other files."""

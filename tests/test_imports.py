@@ -37,7 +37,7 @@ APPS = (
     ("inference", "report"),
     ("explanations", "export_writing", "conversion", "analysis"),
     ("doctor", "training"),
-    ("starter",),
+    ("starter", "reproduction"),
     ("pretraining",),
 )
 MODELS = {"kernels", "nn", "backbones", "necks", "matchers", "losses", "training_queries", "heads", "models", "seq2seq"}

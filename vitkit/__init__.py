@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitkit.apps.export_writing.export import export
     from vitkit.apps.inference.load import load
     from vitkit.apps.pretraining.pretrain import pretrain
+    from vitkit.apps.reproduction.measuring import reproduce
     from vitkit.apps.starter.start import start
     from vitkit.apps.training.api import test, train
     from vitkit.apps.training.comparing import compare
@@ -80,6 +81,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "load_config": "config",
     "load_weights": "weights",
     "pretrain": "apps.pretraining.pretrain",
+    "reproduce": "apps.reproduction.measuring",
     "start": "apps.starter.start",
     "test": "apps.training.api",
     "train": "apps.training.api",

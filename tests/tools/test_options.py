@@ -41,6 +41,8 @@ def test_an_option_takes_the_same_values_in_all_commands():
             ways[name][way].append(command)
     del ways["--format"]  # of exported files, and of annotations
     assert {*ways.pop("--text")} == {("_StoreAction", None, "TEXT", "str"), ("_StoreAction", "+", "PHRASE", "str")}
+    # A folder, and with reproduce, which has no folder but data.root, a number.
+    assert {way[-1] for way in ways.pop("--images")} == {"Path", "int"}
     types = {way[-1] for way in ways.pop("--threshold")}  # of predictions, it may differ by class
     assert types == {"float", "threshold"}
     assert not {name: dict(of) for name, of in ways.items() if len(of) > 1}

@@ -109,8 +109,8 @@ def train(
         check_resumable(Path(resume))
         config = Path(resume) / RUN_CONFIG
     assert config is not None
-    resolved = _resolve(config, _as_overrides(overrides), trust=trust)
-    with _process_group(device, verbose=verbose) as rank_device:
+    resolved = _resolve(config, as_overrides(overrides), trust=trust)
+    with process_group(device, verbose=verbose) as rank_device:
         try:
             folder = run_training(
                 resolved,
@@ -160,11 +160,11 @@ def test(
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
-    texts = _as_overrides(overrides)
+    texts = as_overrides(overrides)
     if isinstance(model, Mapping):
         model, texts = _resolve(model, texts, trust=trust), []
     config, located = find_trained(model, weights, overrides=texts, trust=trust)
-    with _process_group(device) as rank_device:
+    with process_group(device) as rank_device:
         tiling = make_tiling(tiles)
         result = evaluate_model(config, located, rank_device, tiling=tiling, split=split, runtime=runtime)
         if out is not None and is_main():
@@ -194,21 +194,21 @@ def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, tr
     return load_saved_config(json.dumps(source), path, overrides, trust=True)
 
 
-def _as_overrides(values: Mapping[str, Any]) -> list[str]:
+def as_overrides(values: Mapping[str, Any]) -> list[str]:
     """Write keyword arguments as `key.sub=value`; a dict without `type` changes only the keys that it has, unless it is
     a value with dotted names, such as `optimizer.lr_multipliers`."""
     overrides = []
     for key, value in values.items():
         has_dotted_names = "." in key and isinstance(value, Mapping) and any("." in str(name) for name in value)
         if isinstance(value, Mapping) and "type" not in value and not has_dotted_names:
-            overrides += _as_overrides({f"{key}.{name}": item for name, item in value.items()})
+            overrides += as_overrides({f"{key}.{name}": item for name, item in value.items()})
         else:
             overrides.append(f"{key}={value if isinstance(value, str | Path) else repr(value)}")
     return overrides
 
 
 @contextmanager
-def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[torch.device]:
+def process_group(device: str | None, *, verbose: bool = False) -> Iterator[torch.device]:
     """Join the other ranks, if there are any, and yield this rank's device."""
     leave_imported_main()
     try:

@@ -31,10 +31,13 @@ class PredictionFiles:
     Args:
         folder: the folder.
         resume: continue what is in it; otherwise it is removed.
+        begins_anew: what is in it is also removed, instead of an error, if it is damaged or of another evaluation.
     """
 
-    def __init__(self, folder: Path, *, resume: bool):
-        self.folder, self.resume = folder, resume
+    def __init__(self, folder: Path, *, resume: bool, begins_anew: bool = False):
+        self.folder, self.resume, self.begins_anew = folder, resume, begins_anew
+        self.num_done = 0
+        """The number of samples that had a prediction at the beginning."""
         self._file: io.BufferedWriter | None = None
 
     def begin(self, evaluator: Evaluator, settings: Mapping[str, Any]) -> set[Any]:
@@ -49,11 +52,17 @@ class PredictionFiles:
         """
         self._parts = [part for part in evaluator.parts if isinstance(part, SampleEvaluator)]
         if len(self._parts) < len(evaluator.parts):
-            if self.resume:
+            if self.resume and not self.begins_anew:
                 name = type(evaluator).__name__
                 raise ConfigError(f"--resume: {name} stores no predictions by sample. Leave it out.")
             return set()
-        batches = list(self._read(settings)) if self.resume else []
+        try:
+            batches = list(self._read(settings)) if self.resume else []
+        except (ConfigError, DataError):
+            if not self.begins_anew:
+                raise
+            logger.warning("%s: what is there is of another evaluation, or damaged: it begins anew", self.folder)
+            self.resume, batches = False, []
         barrier()  # before a file is written that another rank reads
         if is_main() and not self.resume:
             self.remove()
@@ -66,6 +75,7 @@ class PredictionFiles:
                     part.stored_predictions |= entries
         self._counts = [len(part.stored_predictions) for part in self._parts]
         self._open(settings)
+        self.num_done = len(done)
         return done
 
     def add(self) -> None:

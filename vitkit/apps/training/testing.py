@@ -19,6 +19,7 @@ from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import find_usable, open_weights
 from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.stored_predictions import PredictionFiles
+from vitkit.apps.training.subset import choose_samples
 from vitkit.apps.training.tta import MultiScaleFlip
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
@@ -82,6 +83,7 @@ def evaluate_model(
     split: Split = "val",
     prediction_files: PredictionFiles | None = None,
     runtime: Runtime = "onnxruntime",
+    num_samples: int | None = None,
 ) -> Evaluation:
     """Build a config's data and model, and predict every sample once. All ranks must call it, in their process group.
 
@@ -96,6 +98,7 @@ def evaluate_model(
         prediction_files: where predictions are written as they are made, and those of a killed evaluation are read;
             None: no files.
         runtime: what runs an ONNX file; OpenVINO only on the CPU.
+        num_samples: evaluate only so many samples, see `choose_samples`; not in tiles. None: all.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
@@ -104,9 +107,10 @@ def evaluate_model(
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
         return _evaluate_tiles(config, located, device, tiling, split, prediction_files, runtime)
-    data, precision = DataSettings(**config["data"]), _precision(config, device)
+    data, precision = DataSettings(**config["data"]), evaluation_precision(config, device)
     dataset = data.evaluation_dataset(split, located.metadata)
     vocabularies = use_saved_vocabularies(dataset, located.metadata, str(located), config["model"])
+    dataset = dataset if num_samples is None else choose_samples(dataset, num_samples)
     built = build_model_for(config, dataset, vocabularies)
     with first_rank_first():
         model, report = open_weights(built, located, classes=dataset.classes, spec=config["model"], runtime=runtime)
@@ -118,7 +122,7 @@ def evaluate_model(
     criterion = _reference_criterion(config, device, prediction_files) if is_written and "criterion" in config else None
     done = set()
     if prediction_files is not None and criterion is None:
-        facts = {"scales": tta_scales, "precision": precision}
+        facts = {"scales": tta_scales, "precision": precision, "samples": num_samples}
         done = _begin_stored_predictions(prediction_files, evaluator, model, located, config, split, facts)
     metrics, seconds = _predict_all(
         model, data.val_loader(dataset, done=done), evaluator, device, precision, criterion, prediction_files
@@ -169,7 +173,7 @@ def _reference_criterion(
     Raises:
         ConfigError: the evaluation of a killed run is to be resumed.
     """
-    if prediction_files is not None and prediction_files.resume:
+    if prediction_files is not None and prediction_files.resume and not prediction_files.begins_anew:
         raise ConfigError(
             "--resume: the likelihood of the references is a sum over all sentences, of which only the texts are kept. "
             "Leave it out to begin anew."
@@ -199,7 +203,7 @@ def _evaluate_tiles(
     dataset = DataSettings(**config["data"]).evaluation_dataset(split, weights.metadata)
     if not dataset.has_images:
         raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
-    precision = _precision(config, device)
+    precision = evaluation_precision(config, device)
     names = dict(classes=dataset.classes, things=dataset.things)
     with first_rank_first():
         predictor = load(config, weights, **names, device=device, precision=precision, runtime=runtime)
@@ -269,7 +273,7 @@ def _stored_thresholds(weights: Located, classes: Sequence[str] | None) -> Score
         raise CheckpointError(f"{weights}: damaged: {error}.") from error
 
 
-def _precision(config: Mapping[str, Any], device: torch.device) -> Precision:
+def evaluation_precision(config: Mapping[str, Any], device: torch.device) -> Precision:
     """Return the precision of a config on a device; warn if it is slow there."""
     precision = resolve_precision(TrainSettings(**config["train"]).precision, device)
     if message := slow_precision(precision, device):

@@ -1,0 +1,353 @@
+"""Measures the figures of published weights, and of configs that are trained first, and writes records of them."""
+
+import datetime
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import vitkit
+from vitkit import model_zoo
+from vitkit.apps.inference import find_trained
+from vitkit.apps.inference.load import find_usable
+from vitkit.apps.reproduction.data_checks import check_data, known_data
+from vitkit.apps.reproduction.figures import compare_figures
+from vitkit.apps.reproduction.records import Figure, Record, file_name, read_record
+from vitkit.apps.training.api import as_overrides, check_resumable, process_group, train
+from vitkit.apps.training.stored_predictions import PredictionFiles
+from vitkit.apps.training.testing import Evaluation, evaluate_model, evaluation_precision
+from vitkit.config import Config, load_config
+from vitkit.data.loading.splits import Split
+from vitkit.devices import describe_processor, device_name
+from vitkit.distributed import broadcast_object, failing_together, is_main, world_size
+from vitkit.errors import ConfigError, VitkitError
+from vitkit.io.git_files import read_git_state
+from vitkit.protocols.evaluator import is_measured
+from vitkit.registry import unknown
+from vitkit.weights.download import file_digest
+from vitkit.weights.locate import Located
+from vitkit.weights.published import load_published_config
+
+logger = logging.getLogger("vitkit")
+FOLDER = Path("records")
+"""The default folder of records."""
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pycocotools", "opencv-python-headless", "pillow", "sacrebleu")
+"""Packages whose versions a figure may depend on."""
+_SETTABLE = ("data.root", "data.num_workers")
+"""What may be set of a config without measuring another model than the published one."""
+_PIXELS = 800 * 1200
+"""Pixels of an image of an unknown size, for the order of costs."""
+_TOLERANCE = {True: 0.005, False: 0.5}
+"""Difference of figures without an interval that is due to another machine: of fractions, and of percentages."""
+
+
+class Stated(NamedTuple):
+    """A model whose figures are published, or stated in this project."""
+
+    name: str
+    entry: Mapping[str, Any]
+    """Its entry of the model zoo's index or of `trained.json`."""
+    is_trained_first: bool
+    """Whether its weights are not published."""
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return self.entry.get("published") or self.entry.get("measured") or {}
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        """Return its checked config."""
+        if not self.is_trained_first:
+            return load_published_config(self.name, overrides)
+        return load_config(self.entry["config"], [*self.entry.get("overrides", ()), *overrides])
+
+
+class OutOfTime(Exception):
+    """The time that was given is over; what was predicted is kept."""
+
+
+class _TimedFiles(PredictionFiles):
+    """Stored predictions of an evaluation that ends at a deadline; on several ranks it goes on to its end."""
+
+    deadline: float | None = None
+
+    def add(self) -> None:
+        super().add()
+        if self.deadline is not None and time.monotonic() > self.deadline and world_size() == 1:
+            raise OutOfTime
+
+
+def find_stated(name: str) -> Stated:
+    """Find a model by its name in the model zoo's index, or the config of figures whose weights are trained first.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    listed = model_zoo.listed_name(name)
+    if listed is not None:
+        return Stated(listed, model_zoo.index()[listed], False)
+    trained = model_zoo.trained()
+    if name in trained:
+        return Stated(name, trained[name], True)
+    raise ConfigError(
+        unknown(name, [*model_zoo.index(), *trained], f"{name!r} has no figure to reproduce (model_zoo/models.md)")
+    )
+
+
+def reproduce(
+    name: str | Path,
+    *,
+    out: str | Path = FOLDER,
+    split: Split | None = None,
+    images: int | None = None,
+    train_first: bool = False,
+    overwrite: bool = False,
+    device: str | None = None,
+    **overrides: Any,
+) -> Record:
+    """Measure the published figures of a model, as `vitkit reproduce` does, and write a record of them.
+
+    The data are checked first, then the weights are downloaded, and evaluated as by `vitkit.test`. What was killed goes
+    on: call it again. Under torchrun every process must call it.
+
+    `vitkit.reproduce("detr_r50", data=dict(root="data/coco"))`
+
+    Args:
+        name: a name of the model zoo; or the name of a config whose figures vitkit states, with `train_first`; or a
+            record (.json), whose measurement is repeated.
+        out: the folder of the record.
+        split: "val", "test" or "train"; None: that of the figure, mostly "val".
+        images: measure only so many images or sentences, always the same ones.
+        train_first: train the weights, where none are published.
+        overwrite: replace an earlier record of the same measurement.
+        device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
+        overrides: `data=dict(root=DIR)` and data.num_workers, see `vitkit.train`; other values would be other models.
+    Raises:
+        DataError: the data are not the published ones, or a record is damaged or was edited.
+        CheckpointError: the weights cannot be downloaded, or are damaged.
+        ConfigError: there is no such figure, its weights are to be trained first, or the record exists.
+    """
+    if str(name).endswith(".json"):
+        repeated = read_record(name)
+        name, split = repeated.name, repeated.data["split"]
+        images = repeated.num_samples if repeated.subset else None
+    return _measure(
+        find_stated(str(name)),
+        Path(out),
+        split,
+        images,
+        as_overrides(overrides),
+        train_first=train_first,
+        overwrite=overwrite,
+        device=device,
+    )
+
+
+def reproduce_all(
+    *,
+    datasets: str | Path = "data",
+    out: str | Path = FOLDER,
+    images: int | None = None,
+    limit_hours: float | None = None,
+    device: str | None = None,
+) -> Iterator[tuple[str, Record | VitkitError]]:
+    """Measure all models of the index that have no record yet, the cheapest first; yield each record, or its error.
+
+    Args:
+        datasets: the folder of the datasets' folders: COCO is in DATASETS/coco, as configs name it.
+        limit_hours: end after so many hours, also in the middle of a model, which the next call goes on with; None: no
+            limit.
+        out, images, device: see `reproduce`.
+    """
+    deadline = None if limit_hours is None else time.monotonic() + 3600 * limit_hours
+    for stated in by_cost():
+        if (Path(out) / file_name(stated.name, num_images=images)).is_file():
+            logger.info("%s: has a record in %s", stated.name, out)
+            continue
+        if deadline is not None and time.monotonic() > deadline:
+            logger.info("%s and the models after it: not measured in %g hours", stated.name, limit_hours)
+            return
+        try:
+            root = stated.config([])["data"].get("root")
+            settings = [] if root is None else [f"data.root={Path(datasets, Path(root).name)}"]
+            yield stated.name, _measure(stated, Path(out), None, images, settings, deadline=deadline, device=device)
+        except OutOfTime:
+            logger.info("%s: not finished in %g hours; it goes on when this is called again", stated.name, limit_hours)
+            return
+        except VitkitError as error:
+            yield stated.name, error
+
+
+def by_cost() -> list[Stated]:
+    """Return the models of the index by the work that their evaluation is: their number of parameters times the pixels
+    of an image times the number of images; those of unknown size last."""
+    counts = {name: max(each.get("val", {}).values(), default=5000) for name, each in known_data().items()}
+    costs, index = {}, model_zoo.index()
+    for name, entry in index.items():
+        number = next((counts[data] for data in counts if entry["dataset"].startswith(data)), 5000)
+        pixels = _pixels(load_published_config(name, check=False)["data"]["val"])
+        costs[name] = entry.get("parameters", float("inf")) * pixels * number
+    ordered = (Stated(name, index[name], False) for name in sorted(costs, key=lambda name: costs[name]))
+    return [stated for stated in ordered if stated.figures]
+
+
+def repeats(record: Record, earlier: Record) -> list[Figure]:
+    """Return the figures of an earlier record, as the published ones, beside those of a new one that repeats it."""
+    before = {figure.metric: figure.measured for figure in earlier.figures}
+    return [figure._replace(published=before[figure.metric]) for figure in record.figures if figure.metric in before]
+
+
+def is_repeated(figure: Figure) -> bool:
+    """Whether an earlier figure lies in the interval of the new one or, without one, is close, as on other machines."""
+    if figure.low is not None:
+        return figure.low <= figure.published <= figure.high
+    return abs(figure.difference) <= _TOLERANCE[abs(figure.published) <= 1]
+
+
+def _measure(
+    stated: Stated,
+    out: Path,
+    split: Split | None,
+    images: int | None,
+    settings: Sequence[str],
+    *,
+    train_first: bool = False,
+    overwrite: bool = False,
+    deadline: float | None = None,
+    device: str | None = None,
+) -> Record:
+    """Check the data, get the weights, evaluate them, and write a record; see `reproduce`."""
+    split = split or stated.entry.get("split", "val")
+    path = out / file_name(stated.name, split, images)
+    if not stated.figures:
+        raise ConfigError(f"{stated.name}: none of its figures is published (model_zoo/models.md).")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path}: there is a record already. Choose another --out, or replace it (--overwrite).")
+    if stated.is_trained_first and not train_first:
+        raise ConfigError(
+            f"{stated.name}: its weights are not published. vitkit reproduce {stated.name} --train trains them, "
+            f"{stated.entry['processor_minutes']} minutes of one core, and then measures them."
+        )
+    required = stated.entry.get("requires")
+    settable = [*_SETTABLE, *([required] if required else [])]
+    for setting in settings:
+        if setting.partition("=")[0] not in settable:
+            raise ConfigError(f"{setting}: would measure another model. Only {' and '.join(settable)} can be set.")
+    if required and not any(setting.startswith(f"{required}=") for setting in settings):
+        raise ConfigError(f"{stated.name}: its figure is from weights of another project: give {required}=FILE.")
+    config = stated.config(settings)
+    data = check_data(config, stated.entry["dataset"], split, published=not stated.is_trained_first)
+    if stated.is_trained_first:
+        folder = path.with_suffix(".run")
+        _train(config, folder, device)
+        config, weights = find_trained(folder, overrides=settings)
+    else:
+        weights = find_usable(Located("published", stated.name))
+        weights.fetch()
+    with process_group(device) as rank_device:
+        folder = path.with_suffix(".stored_predictions")
+        files = _TimedFiles(folder, resume=broadcast_object(folder.is_dir()), begins_anew=True)
+        files.deadline = deadline
+        started = time.monotonic()
+        result = evaluate_model(config, weights, rank_device, split=split, prediction_files=files, num_samples=images)
+        seconds = time.monotonic() - started
+        with failing_together():
+            record = _record(stated, config, weights, data, result, rank_device, images) if is_main() else None
+            if record is not None:
+                record.timing.update(
+                    date=datetime.date.today().isoformat(),
+                    seconds=round(seconds, 1),
+                    seconds_per_sample=round(result.seconds_per_sample, 5),
+                    samples=record.num_samples - files.num_done,
+                )
+                record.write(out)
+                files.remove()
+        return broadcast_object(record)
+
+
+def _train(config: Config, folder: Path, device: str | None) -> None:
+    """Train a run, or go on with it."""
+    with suppress(ConfigError):
+        check_resumable(folder)
+        train(resume=folder, device=device)
+        return
+    if is_main():
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its first checkpoint
+    train(config, run_dir=folder, device=device)
+
+
+def _record(
+    stated: Stated,
+    config: Config,
+    weights: Located,
+    data: dict[str, Any],
+    result: Evaluation,
+    device: torch.device,
+    images: int | None,
+) -> Record:
+    own = "published" not in stated.entry
+    figures, others = compare_figures(stated.figures, result.metrics, result.evaluator, data=data["name"], own=own)
+    if stated.is_trained_first:
+        source = f"vitkit train {' '.join([stated.entry['config'], *stated.entry.get('overrides', ())])}"
+    else:
+        source = stated.entry["url"]
+    path = Path(weights.path)
+    return Record(
+        name=stated.name,
+        command=command_of(stated, data["split"], images, config["data"].get("root")),
+        source=stated.entry.get("published_in", "model_zoo/README.md, measured by vitkit test"),
+        figures=figures,
+        not_measured=others,
+        metrics={name: value if is_measured(value) else None for name, value in result.metrics.items()},
+        weights={"source": source, "sha256": file_digest(path, "sha256"), "bytes": path.stat().st_size},
+        data=data,
+        num_samples=len(result.evaluator.dataset),
+        subset=images is not None,
+        versions=_versions(),
+        device=f"{world_size()} x " * (world_size() > 1) + _describe(device),
+        precision=evaluation_precision(config, device),
+    )
+
+
+def command_of(stated: Stated, split: Split, images: int | None, root: str | None) -> str:
+    """Return the command that measures a model; DIR stands for the folder of its data."""
+    words = ["vitkit reproduce", stated.name]
+    words += ["--train"] * stated.is_trained_first
+    words += [f"--split {split}"] * (split != "val")
+    words += [f"--images {images}"] * (images is not None)
+    words += [f"{stated.entry.get('requires')}=FILE"] * ("requires" in stated.entry)
+    return " ".join([*words, *["data.root=DIR"] * (root is not None)])
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of vitkit, with a clone's commit, of Python and of the packages that figures depend on."""
+    state = read_git_state(Path(vitkit.__file__).parent)
+    commit = f" at commit {state['commit'][:12]}" if state and state["commit"] else ""
+    versions = {"vitkit": f"{vitkit.__version__}{commit}", "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+def _describe(device: torch.device) -> str:
+    return describe_processor() if device.type == "cpu" else device_name(device)
+
+
+def _pixels(spec: Any) -> int:
+    """Return about how many pixels a validation image has after its transforms."""
+    transforms = spec.get("transforms") if isinstance(spec, Mapping) else None
+    sizes = transforms if isinstance(transforms, Mapping) else {}
+    if isinstance(spec, Mapping) and isinstance(spec.get("image_size"), int):  # of drawn images
+        return spec["image_size"] ** 2
+    if isinstance(side := sizes.get("size"), int):
+        return side**2
+    if isinstance(short := sizes.get("short_side"), int) and isinstance(longest := sizes.get("max_size"), int):
+        return short * min(longest, 3 * short // 2)
+    return _PIXELS
