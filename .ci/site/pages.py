@@ -40,6 +40,7 @@ REFERENCE = {
         "vitkit.apps.training.testing.Evaluation",
         "vitkit.apps.export_writing.export.Export",
         "vitkit.apps.conversion.convert.Converted",
+        "vitkit.apps.reproduction.records.Record",
     ),
     "What passes between parts": ("vitkit.structures",),
     "Registries": ("vitkit.registry",),
