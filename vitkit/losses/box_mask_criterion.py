@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.instance_masks import InstanceMaskLosses
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
@@ -16,9 +15,9 @@ class BoxMaskCriterion(InstanceMaskLosses):
     """The losses of `SetCriterion`, and binary cross entropy and dice of the matched masks, for every decoder layer.
 
     Args:
-        matcher, weights, class_loss, no_object_weight, focal_alpha, focal_gamma, class_weights: see `SetCriterion`; the
-            matcher is a `HungarianBoxMaskMatcher`, or one without costs of masks.
-        mask_loss, pixels_per_point, oversample, importance, point_padding: see `InstanceMaskLosses.set_mask_loss`.
+        matcher: as of `SetCriterion`: a `HungarianBoxMaskMatcher`, or one without costs of masks.
+        weights, class_loss: see `SetCriterion`.
+        options: see `SetCriterion` and `InstanceMaskLosses`.
     Raises:
         ConfigError: a number is out of range; and see `SetCriterion`.
     """
@@ -32,32 +31,9 @@ class BoxMaskCriterion(InstanceMaskLosses):
         weights: Mapping[str, float],
         *,
         class_loss: Literal["cross_entropy", "focal", "varifocal", "mal", "iou_aware"] = "iou_aware",
-        no_object_weight: float | None = None,
-        focal_alpha: float | None = None,
-        focal_gamma: float | None = None,
-        class_weights: ClassWeights | None = None,
-        mask_loss: Literal["points", "boxes"] = "points",
-        pixels_per_point: int = 16,
-        oversample: float = 3.0,
-        importance: float = 0.75,
-        point_padding: Literal["border", "zeros"] = "border",
+        **options: Any,
     ):
-        super().__init__(
-            matcher,
-            weights,
-            class_loss=class_loss,
-            no_object_weight=no_object_weight,
-            focal_alpha=focal_alpha,
-            focal_gamma=focal_gamma,
-            class_weights=class_weights,
-        )
-        self.set_mask_loss(
-            mask_loss,
-            pixels_per_point=pixels_per_point,
-            oversample=oversample,
-            importance=importance,
-            point_padding=point_padding,
-        )
+        super().__init__(matcher, weights, class_loss=class_loss, **options)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.

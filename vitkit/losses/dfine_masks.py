@@ -2,11 +2,10 @@
 https://arxiv.org/abs/2602.23043)."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
-from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.dfine import DFINECriterion
 from vitkit.losses.instance_masks import InstanceMaskLosses
 from vitkit.registry import CRITERIA, Spec
@@ -19,9 +18,10 @@ class DFINEMaskCriterion(InstanceMaskLosses, DFINECriterion):
     Boxes and distributions are trained with the union of all layers' matches, masks with those of their own layer.
 
     Args:
-        matcher, weights, class_loss, focal_alpha, focal_gamma, temperature, union, class_weights: see `DFINECriterion`;
-            the matcher is a `HungarianBoxMaskMatcher`, or one without costs of masks.
-        mask_loss, pixels_per_point, oversample, importance, point_padding: see `InstanceMaskLosses.set_mask_loss`.
+        matcher: as of `DFINECriterion`: a `HungarianBoxMaskMatcher`, or one without costs of masks.
+        weights: see `DFINECriterion`.
+        point_padding: see `InstanceMaskLosses`.
+        options: see `DFINECriterion` and `InstanceMaskLosses`.
     Raises:
         ConfigError: a number is out of range; and see `DFINECriterion`.
     """
@@ -34,32 +34,7 @@ class DFINEMaskCriterion(InstanceMaskLosses, DFINECriterion):
         matcher: Spec | nn.Module,
         weights: Mapping[str, float],
         *,
-        class_loss: Literal["varifocal", "mal", "focal"] = "varifocal",
-        focal_alpha: float | None = None,
-        focal_gamma: float | None = None,
-        temperature: float = 5.0,
-        union: bool = True,
-        class_weights: ClassWeights | None = None,
-        mask_loss: Literal["points", "boxes"] = "points",
-        pixels_per_point: int = 16,
-        oversample: float = 3.0,
-        importance: float = 0.75,
         point_padding: Literal["border", "zeros"] = "zeros",
+        **options: Any,
     ):
-        super().__init__(
-            matcher,
-            weights,
-            class_loss=class_loss,
-            focal_alpha=focal_alpha,
-            focal_gamma=focal_gamma,
-            temperature=temperature,
-            union=union,
-            class_weights=class_weights,
-        )
-        self.set_mask_loss(
-            mask_loss,
-            pixels_per_point=pixels_per_point,
-            oversample=oversample,
-            importance=importance,
-            point_padding=point_padding,
-        )
+        super().__init__(matcher, weights, point_padding=point_padding, **options)

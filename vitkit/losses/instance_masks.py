@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss
@@ -22,6 +22,7 @@ from vitkit.ops.masks import (
     sample_nearest_masks,
     sample_points,
 )
+from vitkit.registry import Spec
 from vitkit.structures import DetectionTarget
 
 
@@ -36,34 +37,35 @@ class InstanceMaskLosses(SetCriterion):
     - "boxes": of the pixels in the target's box, at the predicted masks' size; means over the matched pairs
       (D-FINE-seg, https://arxiv.org/abs/2602.23043).
 
-    A subclass derives from it and from the criterion of its classes and boxes, and calls `set_mask_loss`.
+    A subclass derives from it, and from another criterion of classes and boxes than `SetCriterion` if it has one.
+
+    Args:
+        mask_loss: which of the two.
+        pixels_per_point: number of a mask's predicted pixels for each point; there are at least as many points as rows.
+        oversample: number of candidates drawn per point, from which the uncertain ones are chosen.
+        importance: fraction of uncertain points; the others are uniform.
+        point_padding: what a predicted mask is beyond its outermost pixels' centers: "border": as these (RF-DETR), or
+            "zeros" (ECSeg).
+        options: see the criterion of classes and boxes.
+    Raises:
+        ConfigError: an argument is unknown or out of range; and see the criterion of classes and boxes.
     """
 
     mask_terms = ()
-    needs_targets: Sequence[str]
-    mask_loss: Literal["points", "boxes"]
 
-    def set_mask_loss(
+    def __init__(
         self,
-        mask_loss: Literal["points", "boxes"],
+        matcher: Spec | nn.Module,
+        weights: Mapping[str, float],
         *,
-        pixels_per_point: int,
-        oversample: float,
-        importance: float,
-        point_padding: Literal["border", "zeros"],
-    ) -> None:
-        """Choose the loss.
-
-        Args:
-            pixels_per_point: number of a mask's predicted pixels for each point; there are at least as many points as
-                rows.
-            oversample: number of candidates drawn per point, from which the uncertain ones are chosen.
-            importance: fraction of uncertain points; the others are uniform.
-            point_padding: what a predicted mask is beyond its outermost pixels' centers: "border": as these (RF-DETR),
-                or "zeros" (ECSeg).
-        Raises:
-            ConfigError: an argument is unknown or out of range.
-        """
+        mask_loss: Literal["points", "boxes"] = "points",
+        pixels_per_point: int = 16,
+        oversample: float = 3.0,
+        importance: float = 0.75,
+        point_padding: Literal["border", "zeros"] = "border",
+        **options: Any,
+    ):
+        super().__init__(matcher, weights, **options)
         if mask_loss not in ("points", "boxes") or point_padding not in ("border", "zeros"):
             raise ConfigError(
                 f"mask_loss={mask_loss!r}, point_padding={point_padding!r}: expected 'points' or 'boxes', and 'border' "
