@@ -55,7 +55,7 @@ def test_augmentation_of_deim_has_four_parts():
         assert names(mosaic.otherwise) == STRONG
     assert names(transforms.at(64)) == names(transforms.at(119)) == STRONG
     mixup = Mixup(**data["mixup"])
-    assert (mixup.from_epoch, mixup.until_epoch, mixup.share) == (4, 64, (0.45, 0.55))
+    assert (mixup.from_epoch, mixup.until_epoch, tuple(mixup.share)) == (4, 64, (0.45, 0.55))
 
 
 @pytest.mark.parametrize("data", [dfine_data(120, size_repeats=20), deim_data(4, 64, 120, size_repeats=20)])

@@ -2,7 +2,8 @@
 other."""
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
 
 import cv2
 import numpy as np
@@ -45,6 +46,7 @@ class CopyBlendOptions(TypedDict, total=False):
     until_epoch: int
 
 
+@dataclass(kw_only=True)
 class Squares:
     """Squashes the images of each batch to a square of one size, whatever their proportions.
 
@@ -59,27 +61,22 @@ class Squares:
             is set.
     """
 
-    def __init__(
-        self,
-        *,
-        sizes: Sequence[int] = (),
-        until_epoch: int | None = None,
-        final_size: int | None = None,
-        min_box_side: float = 0.0,
-    ):
-        if not sizes or min(sizes) < 1:
-            raise ConfigError(f"data.squares.sizes: got {list(sizes)}; expected at least one number of pixels.")
-        if (until_epoch is None) != (final_size is None) or (final_size is not None and final_size < 1):
+    sizes: Sequence[int] = ()
+    until_epoch: int | None = None
+    final_size: int | None = None
+    min_box_side: float = 0.0
+
+    def __post_init__(self):
+        if not self.sizes or min(self.sizes) < 1:
+            raise ConfigError(f"data.squares.sizes: got {list(self.sizes)}; expected at least one number of pixels.")
+        is_half = (self.until_epoch is None) != (self.final_size is None)
+        if is_half or (self.final_size is not None and self.final_size < 1):
             raise ConfigError(
-                f"data.squares: until_epoch is {until_epoch} and final_size is {final_size}; expected both, with at "
-                "least 1 pixel, or neither."
+                f"data.squares: until_epoch is {self.until_epoch} and final_size is {self.final_size}; expected both, "
+                "with at least 1 pixel, or neither."
             )
-        if not min_box_side >= 0:
-            raise ConfigError(f"data.squares.min_box_side: got {min_box_side}; expected a number of pixels, or 0.")
-        self.sizes = tuple(sizes)
-        self.until_epoch = until_epoch
-        self.final_size = final_size
-        self.min_box_side = min_box_side
+        if not self.min_box_side >= 0:
+            raise ConfigError(f"data.squares.min_box_side: got {self.min_box_side}; expected a number of pixels, or 0.")
 
     @property
     def largest(self) -> int:
@@ -93,7 +90,30 @@ class Squares:
         return self.sizes[random.integers(len(self.sizes))]
 
 
-class Mixup:
+@dataclass(kw_only=True)
+class _SomeBatches:
+    """Options of what is done to a fraction of the batches, in some epochs, with a drawn share of each image."""
+
+    probability: float = 0.5
+    share: tuple[float, float] = (0.45, 0.55)
+    from_epoch: int = 0
+    until_epoch: int | None = None
+    option: ClassVar[str]
+
+    def __post_init__(self):
+        if not 0 <= self.probability <= 1:
+            raise ConfigError(f"{self.option}.probability: got {self.probability}; expected 0 to 1.")
+        if not 0 <= self.share[0] <= self.share[1] <= 1:
+            raise ConfigError(f"{self.option}.share: got {list(self.share)}; expected (minimum, maximum) in 0..1.")
+
+    def draw(self, epoch: int, random: np.random.Generator) -> float | None:
+        """Return the share of a batch, or None for a batch that stays as it is."""
+        drawn, share = random.random(), random.uniform(*self.share)
+        ends = self.until_epoch is not None and epoch >= self.until_epoch
+        return None if epoch < self.from_epoch or ends or drawn >= self.probability else share
+
+
+class Mixup(_SomeBatches):
     """Averages each image of a batch with the one before it, with the objects of both (Zhang et al. 2019,
     https://arxiv.org/abs/1902.04103).
 
@@ -105,31 +125,11 @@ class Mixup:
         ConfigError: a value is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        probability: float = 0.5,
-        share: tuple[float, float] = (0.45, 0.55),
-        from_epoch: int = 0,
-        until_epoch: int | None = None,
-    ):
-        if not 0 <= probability <= 1:
-            raise ConfigError(f"data.mixup.probability: got {probability}; expected 0 to 1.")
-        if not 0 <= share[0] <= share[1] <= 1:
-            raise ConfigError(f"data.mixup.share: got {list(share)}; expected (minimum, maximum) in 0..1.")
-        self.probability = probability
-        self.share = tuple(share)
-        self.from_epoch = from_epoch
-        self.until_epoch = until_epoch
-
-    def draw(self, epoch: int, random: np.random.Generator) -> float | None:
-        """Return the fraction of each image itself, or None for a batch that is not mixed."""
-        drawn, share = random.random(), random.uniform(*self.share)
-        ends = self.until_epoch is not None and epoch >= self.until_epoch
-        return None if epoch < self.from_epoch or ends or drawn >= self.probability else share
+    option = "data.mixup"
 
 
-class CopyBlend:
+@dataclass(kw_only=True)
+class CopyBlend(_SomeBatches):
     """Blends objects of the batch into each of its images, at random places (DEIMv2, Huang et al. 2025,
     https://arxiv.org/abs/2509.20787).
 
@@ -147,28 +147,17 @@ class CopyBlend:
         ConfigError: a value is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        probability: float = 0.5,
-        num_objects: int = 3,
-        min_area: float = 100.0,
-        share: tuple[float, float] = (0.45, 0.55),
-        margin: tuple[float, float] = (0.1, 0.25),
-        from_epoch: int = 0,
-        until_epoch: int | None = None,
-    ):
-        if not 0 <= probability <= 1:
-            raise ConfigError(f"data.copy_blend.probability: got {probability}; expected 0 to 1.")
-        if num_objects < 1:
-            raise ConfigError(f"data.copy_blend.num_objects: got {num_objects}; expected at least 1.")
-        if not 0 <= share[0] <= share[1] <= 1:
-            raise ConfigError(f"data.copy_blend.share: got {list(share)}; expected (minimum, maximum) in 0..1.")
-        if not 0 <= margin[0] <= margin[1]:
-            raise ConfigError(f"data.copy_blend.margin: got {list(margin)}; expected (minimum, maximum) from 0.")
-        self.probability, self.num_objects, self.min_area = probability, num_objects, min_area
-        self.share, self.margin = tuple(share), tuple(margin)
-        self.from_epoch, self.until_epoch = from_epoch, until_epoch
+    num_objects: int = 3
+    min_area: float = 100.0
+    margin: tuple[float, float] = (0.1, 0.25)
+    option = "data.copy_blend"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_objects < 1:
+            raise ConfigError(f"data.copy_blend.num_objects: got {self.num_objects}; expected at least 1.")
+        if not 0 <= self.margin[0] <= self.margin[1]:
+            raise ConfigError(f"data.copy_blend.margin: got {list(self.margin)}; expected (minimum, maximum) from 0.")
 
     def __call__(self, samples: Sequence[Sample], epoch: int, random: np.random.Generator) -> list[Sample]:
         """Blend objects into the images, all of one size, if this batch is to get any.
@@ -176,9 +165,8 @@ class CopyBlend:
         Raises:
             ConfigError: the samples have no boxes, or their labels are phrases.
         """
-        drawn, share = random.random(), random.uniform(*self.share)
-        ends = self.until_epoch is not None and epoch >= self.until_epoch
-        if epoch < self.from_epoch or ends or drawn >= self.probability:
+        share = self.draw(epoch, random)
+        if share is None:
             return list(samples)
         check_labeled_boxes(samples, "data.copy_blend: blends images")
         pool = [(sample, i) for sample in samples for i in _large_objects(sample, self.min_area)]
