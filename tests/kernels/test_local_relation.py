@@ -8,10 +8,10 @@ from golden.weights import compare, load_case
 import vitkit.kernels.local_relation
 from vitkit.errors import ConfigError
 from vitkit.kernels import use_kernels
-from vitkit.kernels.local_relation import SIMILARITIES
+from vitkit.kernels.local_relation import SIMILARITIES, local_relation
 from vitkit.kernels.local_relation.plain import window_scores
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.nn.local_relation import GeometryPrior, LocalRelation, local_relation
+from vitkit.nn.local_relation import GeometryPrior, LocalRelation
 
 NAMES = [*list(SIMILARITIES)[:6], "none"]
 """Names of the originals' similarities 0 to 5 and -1, which indexes the last name."""
@@ -87,16 +87,10 @@ def test_fast_equals_plain(size, stride, dilation):
 
 
 def test_recorder_collects_the_weights_and_changes_nothing():
-    inputs = tensors(size=(3, 11), kernel_size=5, stride=2)
-
-    class Layer(torch.nn.Module):
-        def forward(self, *inputs):
-            return local_relation(*inputs, stride=2)
-
-    layer = Layer()
+    layer, x = LocalRelation(24, 5, stride=2), torch.randn(2, 24, 3, 11)
     with AttentionRecorder(layer) as maps:
-        recorded = layer(*inputs)
-    torch.testing.assert_close(recorded, layer(*inputs))
+        recorded = layer(x)
+    torch.testing.assert_close(recorded, layer(x))
     (weights,) = maps[""]
     assert weights.shape == (2, 3, 2 * 6, 25)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -210,17 +204,3 @@ def test_layer_compiles_without_graph_breaks():
 def test_wrong_layer_arguments_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         LocalRelation(8, **arguments)
-
-
-def test_incompatible_shapes_are_named():
-    query, key, value, prior = tensors()
-    for wrong, message in (
-        ((query[:, :5], key, value, prior), "query has 5 channels: expected a multiple of the 3 groups"),
-        ((query, key[:, :3], value, prior), "key has 3 channels: expected at least the query's 6"),
-        ((query[..., 1:], key, value, prior), r"query \(5, 5\), value \(5, 6\): expected \(5, 6\)"),
-        ((query, key, value, prior[:, 1:]), r"prior \(3, 2, 3\): expected \(groups, k, k\)"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            local_relation(*wrong)
-    with pytest.raises(ConfigError, match="unknown similarity 'cosine'"):
-        local_relation(query, key, value, prior, similarity="cosine")

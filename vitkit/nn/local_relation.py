@@ -5,60 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.kernels import local_relation as kernel
-from vitkit.kernels.local_relation import SIMILARITIES, plain
+from vitkit.kernels.local_relation import SIMILARITIES, local_relation, plain
 from vitkit.nn.attention import is_recording, record_weights
 from vitkit.nn.layers import MLP
 from vitkit.registry import nearest
-
-
-def local_relation(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prior: Tensor,
-    *,
-    stride: int = 1,
-    dilation: int = 1,
-    scale: float = 1.0,
-    similarity: str = "product",
-) -> Tensor:
-    """Check the arguments of `vitkit.kernels.local_relation`, call it, and pass the weights, (B, G, h * w, k * k), to
-    an active `AttentionRecorder`.
-
-    Raises:
-        ConfigError: the similarity is unknown, or a shape does not fit the others.
-    """
-    _check(query, key, value, prior, stride, similarity)
-    settings = dict(stride=stride, dilation=dilation)
-    if not is_recording():
-        return kernel.local_relation(query, key, value, prior, **settings, scale=scale, similarity=similarity)
-    weights = plain.window_weights(query, key, prior, **settings, scale=scale, similarity=similarity)
-    record_weights(weights.transpose(2, 3))
-    return plain.window_sum(weights, value, **settings)
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor, prior: Tensor, stride: int, similarity: str) -> None:
-    if similarity not in SIMILARITIES:
-        raise ConfigError(f"local_relation: unknown similarity {similarity!r}. {nearest(similarity, SIMILARITIES)}")
-    num_groups = len(prior)
-    if prior.shape[1] != prior.shape[2]:
-        raise ConfigError(f"local_relation: prior {tuple(prior.shape)}: expected (groups, k, k).")
-    for name, x in (("query", query), ("value", value)):
-        if x.shape[1] % num_groups:
-            raise ConfigError(
-                f"local_relation: {name} has {x.shape[1]} channels: expected a multiple of the {num_groups} groups."
-            )
-    if key.shape[1] < query.shape[1]:
-        raise ConfigError(
-            f"local_relation: key has {key.shape[1]} channels: expected at least the query's {query.shape[1]}."
-        )
-    size = tuple(-(-length // stride) for length in key.shape[-2:])
-    if value.shape[-2:] != key.shape[-2:] or query.shape[-2:] != size:
-        raise ConfigError(
-            f"local_relation: query {tuple(query.shape[-2:])}, value {tuple(value.shape[-2:])}: expected {size} and "
-            f"{tuple(key.shape[-2:])}, as the key is {tuple(key.shape[-2:])} and the stride {stride}."
-        )
 
 
 class GeometryPrior(nn.Module):
@@ -138,14 +88,13 @@ class LocalRelation(nn.Module):
         Returns:
             (B, channels, ceil(H / stride), ceil(W / stride)).
         """
+        query, key, prior = self.query(x), self.key(x), self.prior()
         values = F.pad(x, (0, 0, 0, 0, 0, self.filler)) if self.filler else x
-        output = local_relation(
-            self.query(x),
-            self.key(x),
-            values,
-            self.prior(),
-            stride=self.stride,
-            dilation=self.dilation,
-            similarity=self.similarity,
-        )
+        settings = dict(stride=self.stride, dilation=self.dilation)
+        if is_recording():
+            weights = plain.window_weights(query, key, prior, **settings, scale=1.0, similarity=self.similarity)
+            record_weights(weights.transpose(2, 3))  # (B, G, h * w, k * k)
+            output = plain.window_sum(weights, values, **settings)
+        else:
+            output = local_relation(query, key, values, prior, **settings, similarity=self.similarity)
         return self.proj(output[:, : x.shape[1]])

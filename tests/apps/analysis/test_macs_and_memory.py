@@ -13,8 +13,8 @@ from vitkit.apps.analysis.macs import count_macs
 from vitkit.apps.analysis.reports.backbones import count_variant, variants
 from vitkit.apps.analysis.reports.published import read_published
 from vitkit.kernels.deformable_attention import deformable_attend
+from vitkit.kernels.local_relation import local_relation
 from vitkit.nn.attention import MultiHeadAttention
-from vitkit.nn.local_relation import local_relation
 from vitkit.registry import BACKBONES
 from vitkit.tools import analyze
 
