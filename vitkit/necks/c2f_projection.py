@@ -3,6 +3,7 @@ transformer become one."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -103,16 +104,7 @@ class C2fProjectionPair(C2fProjection):
     The arguments are those of `C2fProjection`.
     """
 
-    def __init__(
-        self,
-        feature_info: Mapping[str, FeatureInfo],
-        out_channels: int,
-        *,
-        in_features: Sequence[str] | None = None,
-        num_blocks: int = 3,
-        isolate_padding: bool = False,
-    ):
-        options = dict(in_features=in_features, num_blocks=num_blocks, isolate_padding=isolate_padding)
+    def __init__(self, feature_info: Mapping[str, FeatureInfo], out_channels: int, **options: Any):
         super().__init__(feature_info, out_channels, **options)
         self.keypoints = C2fProjection(feature_info, out_channels, **options)
         (info,) = self.feature_info.values()
