@@ -10,7 +10,7 @@ from helpers.plain_dataset import PlainDataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.frozen_features import spread_and_rank
 from vitkit.evaluation.linear_probe import assign_folds, fit_linear
-from vitkit.evaluation.nearest_neighbors import nearest_neighbors, vote
+from vitkit.evaluation.nearest_neighbors import nearest_neighbors
 from vitkit.registry import EVALUATORS
 
 CLASSES = ["a", "b", "c"]
@@ -62,17 +62,6 @@ def test_neighbors_vote_as_in_numpy_however_few_there_are(count, k):
     assert [evaluator.stored_predictions[i].best[0] for i in range(count)] == predicted.tolist()
     assert metrics["knn/top1"] == pytest.approx((predicted == labels.numpy()).mean())
     assert metrics["knn/top5"] == 1.0 and "knn: top-1 accuracy" in evaluator.table()
-
-
-def test_neighbors_are_searched_in_a_gallery_of_other_images():
-    features, labels = features_of(40)
-    queries, gallery = features[:10] * 3, features[10:]
-    similarities, indices = nearest_neighbors(queries, 5, gallery)
-    x, y = (v.numpy() / np.linalg.norm(v, axis=1, keepdims=True) for v in (queries, gallery))
-    assert (indices.numpy() == np.argsort(-(x @ y.T), axis=1)[:, :5]).all()
-    votes = vote(similarities, labels[10:][indices], len(CLASSES), temperature=0.07)
-    assert torch.allclose(votes.sum(dim=1), torch.ones(10))
-    assert nearest_neighbors(queries, 99, gallery)[1].shape == (10, 30)
 
 
 def test_many_images_are_compared_in_parts(monkeypatch):
