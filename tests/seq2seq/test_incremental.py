@@ -5,7 +5,7 @@ from vitkit.seq2seq.incremental import KeyValueCache
 
 def test_cache_keeps_appended_entries_through_growth_and_selection():
     torch.manual_seed(0)
-    cache, expected = KeyValueCache(capacity=4), torch.empty(3, 0, 2)
+    cache, expected = KeyValueCache(), torch.empty(3, 0, 2)
     cache.select(torch.tensor([2, 0, 1]))  # the cache is still empty
     for step in range(40):
         tokens = torch.randn(len(expected), 1 + step % 3, 2)

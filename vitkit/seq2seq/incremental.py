@@ -17,17 +17,15 @@ from vitkit.nn.transformer import (
     TransformerEncoderLayer,
 )
 
+_FIRST_CAPACITY = 32
+"""Number of tokens that a new cache has room for."""
+
 
 class KeyValueCache:
-    """The keys and values of one layer for N rows, in a buffer that is written in place and doubled when full.
+    """The keys and values of one layer for N rows, in a buffer that is written in place and doubled when full."""
 
-    Args:
-        capacity: initial number of tokens that fit.
-    """
-
-    def __init__(self, *, capacity: int = 32):
+    def __init__(self):
         self.length = 0
-        self._capacity = capacity
         self._buffer: Tensor | None = None  # (N, capacity, C)
         self._spare: Tensor | None = None  # buffer that `select` writes to, with at least N rows
 
@@ -61,9 +59,10 @@ class KeyValueCache:
         self._buffer, self._spare = selected, self._buffer
 
     def _grow(self, like: Tensor, length: int) -> None:
-        while self._capacity < length:
-            self._capacity *= 2
-        grown = like.new_empty(len(like), self._capacity, like.shape[-1])
+        capacity = _FIRST_CAPACITY if self._buffer is None else self._buffer.shape[1]
+        while capacity < length:
+            capacity *= 2
+        grown = like.new_empty(len(like), capacity, like.shape[-1])
         if self._buffer is not None:
             grown[:, : self.length] = self._buffer[:, : self.length]
         self._buffer, self._spare = grown, None

@@ -214,15 +214,7 @@ class PrefixLanguageModel(DecoderOnly):
             )
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
-        """Predict the token that follows each position of the target (teacher forcing).
-
-        Args:
-            source: (B, S) int64, ends with EOS, then PAD.
-            source_padding: (B, S) bool, True = padding.
-            target_in: (B, T) int64, BOS and the tokens, then PAD.
-        Returns:
-            logits: (B, T, V) for the tokens that follow.
-        """
+        """Predict the token that follows each position of the target; arguments and result as in `Transformer`."""
         if source_padding is None:
             source_padding = torch.zeros_like(source, dtype=torch.bool)
         source_length, target_length = source.shape[1], target_in.shape[1]

@@ -317,15 +317,7 @@ class RNNTranslator(TextGenerator):
         return init_embedding(self.encoder.embedding, self.source_vocabulary, self.word_vectors)
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
-        """Predict the token that follows each position of the target (teacher forcing).
-
-        Args:
-            source: (B, S) int64, ends with EOS, then PAD.
-            source_padding: (B, S) bool, True = padding.
-            target_in: (B, T) int64, BOS and the tokens, then PAD.
-        Returns:
-            logits: (B, T, V) for the tokens that follow.
-        """
+        """Predict the token that follows each position of the target; arguments and result as in `Transformer`."""
         return {"logits": self.decoder(target_in, self.start(source, source_padding))}
 
     def start(self, source: Tensor, source_padding: Tensor | None = None) -> RNNState:
