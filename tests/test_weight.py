@@ -84,8 +84,8 @@ def test_core_has_few_lines():
     # The goal is 56,000. Above it: masks of query detectors and ECDet (700), keypoints (1,970), poses without boxes
     # (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights of other classes and numbers
     # of queries (255), crowds (60), data of ranks and faults of own parts (85), masks without a pixel and images
-    # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_875
+    # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68).
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_943
 
 
 def test_contracts_are_few():

@@ -1,10 +1,14 @@
+import copy
+
 import pytest
 import torch
 from helpers.toy_training import Blocks
 from torch import nn
 
 from vitkit.engine.optimizers import parameter_groups, sgd, takes_model
+from vitkit.engine.parallel import load_state, state_of
 from vitkit.errors import ConfigError
+from vitkit.models.base import DensePredictionModel
 from vitkit.registry import OPTIMIZERS, parameters_of
 
 
@@ -233,3 +237,101 @@ def test_groups_of_rf_detr_decay_by_depth_and_part():
         else:
             assert lr == pytest.approx(0.7e-4 if "decoder" in name else 1e-4), name
             assert decay == 1e-4, name
+
+
+HAS_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch before 2.9 has no Muon")
+
+
+class Hidden(DensePredictionModel):
+    """A model with a matrix of each kind."""
+
+    class_head = ("head.class_embed.",)
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.backbone = nn.ModuleDict(dict(conv=nn.Conv2d(3, 4, 1), hidden=nn.Linear(4, 6)))
+        self.head = nn.ModuleDict(dict(attention=nn.MultiheadAttention(6, 2), class_embed=nn.Linear(6, 3)))
+        self.query_embed, self.table = nn.Embedding(5, 6), nn.Parameter(torch.randn(2, 6))
+
+    def forward(self, x):
+        x = self.backbone["hidden"](self.backbone["conv"](x).flatten(2).transpose(1, 2))
+        x = x[:, :5] + self.query_embed.weight + self.table.mean(0)
+        return self.head["class_embed"](self.head["attention"](x, x, x)[0])
+
+
+def muon_of(model, **options):
+    return OPTIMIZERS.build(dict(type="Muon", lr=0.02, weight_decay=0.1, **options), model=model)
+
+
+def train(model, optimizer, steps, start=0):
+    for k in range(start, start + steps):
+        loss = model(torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(k))).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@HAS_MUON
+def test_muon_has_the_hidden_matrices_and_adamw_the_rest():
+    model = Hidden()
+    optimizer = muon_of(model, backbone_lr=0.002, no_weight_decay=["vectors"], betas=(0.8, 0.9))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    settings = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+    assert settings.keys() == dict(model.named_parameters()).keys()
+    muon = {name for name, group in settings.items() if "momentum" in group}
+    assert muon == {"backbone.hidden.weight", "head.attention.in_proj_weight", "head.attention.out_proj.weight"}
+    rates = {name: (group["lr"], group["weight_decay"]) for name, group in settings.items()}
+    assert rates["backbone.hidden.weight"] == (0.002, 0.1) and rates["backbone.hidden.bias"] == (0.002, 0.0)
+    assert rates["head.attention.out_proj.weight"] == rates["head.class_embed.weight"] == (0.02, 0.1)
+    assert settings["table"]["betas"] == (0.8, 0.9)
+
+
+@HAS_MUON
+def test_muon_moves_matrices_orthogonally_at_the_scale_of_adamw():
+    torch.manual_seed(0)
+    model = Hidden()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    reference = copy.deepcopy(model)
+    train(model, muon_of(model), 1)
+    train(reference, OPTIMIZERS.build(dict(type="AdamW", lr=0.02, weight_decay=0.1), model=reference), 1)
+    after, by_adamw = dict(model.named_parameters()), dict(reference.named_parameters())
+    for name in ("table", "backbone.conv.weight", "head.class_embed.weight", "query_embed.weight"):
+        assert torch.equal(after[name], by_adamw[name]) and not torch.equal(after[name], before[name])
+    name = "backbone.hidden.weight"
+    update = after[name] - before[name] * (1 - 0.02 * 0.1)
+    singular = torch.linalg.svdvals(update / (0.02 * 0.2 * 6**0.5))
+    assert ((singular > 0.6) & (singular < 1.3)).all()  # five steps of the iteration are not exact
+
+
+@HAS_MUON
+def test_a_run_with_muon_is_continued_bit_for_bit():
+    torch.manual_seed(0)
+    whole = Hidden()
+    half = copy.deepcopy(whole)
+    optimizer = muon_of(whole)
+    train(whole, optimizer, 6)
+    first = muon_of(half)
+    train(half, first, 3)
+    resumed, second = Hidden(), None
+    resumed.load_state_dict(half.state_dict())
+    second = muon_of(resumed)
+    load_state(second, copy.deepcopy(state_of(first, half)), resumed)
+    for group in second.param_groups:
+        assert group["lr"] == 0.02
+    train(resumed, second, 3, start=3)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    for group in second.param_groups:  # what a schedule sets counts
+        group["lr"] = 0.0
+    train(resumed, second, 1)
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_muon_names_what_it_lacks(monkeypatch):
+    convolutions = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Embedding(3, 4))
+    if hasattr(torch.optim, "Muon"):
+        with pytest.raises(ConfigError, match="Muon is for the matrices of hidden layers, and the model trains none"):
+            muon_of(convolutions)
+        monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ConfigError, match=r"Muon needs PyTorch 2\.9 or newer, and this is \d"):
+        muon_of(Hidden())

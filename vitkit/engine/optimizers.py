@@ -3,7 +3,7 @@
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -88,17 +88,20 @@ def takes_model(build: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     """Turn a function of parameter groups into one of a model, which also takes the options of `parameter_groups`.
 
     Args:
-        build: takes the groups, the base learning rate `lr`, and options of its own.
+        build: takes the groups, the base learning rate `lr`, and options of its own; and, if it wants it, `hidden`: the
+            ids of the matrices of hidden layers.
     """
     shared, own = (inspect.signature(function).parameters for function in (parameter_groups, build))
 
     @functools.wraps(build)
     def build_for(model: nn.Module, *, lr: float, **options: Any) -> Optimizer:
         of_build = {name: options.pop(name) for name in own.keys() & options.keys()}
+        if "hidden" in own:
+            of_build["hidden"] = _hidden_matrices(model)
         return build(parameter_groups(model, lr=lr, **options), lr=lr, **of_build)
 
     # Configs are checked by the signature.
-    added = [parameter for name, parameter in own.items() if name not in ("groups", "lr")]
+    added = [parameter for name, parameter in own.items() if name not in ("groups", "lr", "hidden")]
     build_for.__signature__ = inspect.Signature([*shared.values(), *added], return_annotation=Optimizer)
     return build_for
 
@@ -126,6 +129,71 @@ def sgd(groups: Sequence[dict], *, lr: float, momentum: float = 0.9, nesterov: b
     if nesterov and momentum <= 0:
         raise ConfigError(f"nesterov: needs momentum; got momentum={momentum}.")
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+@OPTIMIZERS.register(name="Muon")
+@takes_model
+def muon(
+    groups: Sequence[dict],
+    *,
+    lr: float,
+    hidden: Set[int],
+    momentum: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> Optimizer:
+    """Build Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for the matrices of hidden layers, and
+    AdamW with `betas` and `eps` for all else: vectors, convolutions, embeddings, class heads; see `parameter_groups`.
+
+    Each momentum is replaced by the nearest orthogonal matrix, times 0.2 sqrt(max(rows, columns)), by which its entries
+    are as large as AdamW's updates (Liu et al. 2025, https://arxiv.org/abs/2502.16982, equation 4): learning rate and
+    weight decay are those of AdamW.
+
+    Raises:
+        ConfigError: this PyTorch has no Muon, or the model has no such matrices.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"optimizer.type: Muon needs PyTorch 2.9 or newer, and this is {torch.__version__}.")
+    if not hidden:
+        raise ConfigError("optimizer.type: Muon is for the matrices of hidden layers, and the model trains none.")
+    parts = []
+    for group in groups:
+        for uses_muon in (True, False):
+            chosen = [parameter for parameter in group["params"] if (id(parameter) in hidden) == uses_muon]
+            options = {"momentum": momentum} if uses_muon else {"betas": tuple(betas), "eps": eps}
+            parts += [{**group, "params": chosen, **options}] if chosen else []
+    return _MuonAndAdamW(parts, {"lr": lr})
+
+
+class _MuonAndAdamW(Optimizer):
+    """Two optimizers that share the groups and the state of this one: Muon has the groups with a momentum."""
+
+    def __init__(self, groups: Sequence[dict], defaults: dict[str, Any]):
+        super().__init__(groups, defaults)
+        muon, adamw = ([g for g in self.param_groups if ("momentum" in g) == uses] for uses in (True, False))
+        self._parts = [torch.optim.Muon(muon, adjust_lr_fn="match_rms_adamw")]  # type: ignore[attr-defined]  # newer
+        self._parts += [torch.optim.AdamW(adamw, fused=True)] if adamw else []
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        for part, uses_muon in zip(self._parts, (True, False)):
+            part.state, part.param_groups = self.state, [g for g in self.param_groups if ("momentum" in g) == uses_muon]
+
+    def step(self, closure: None = None) -> None:
+        for part in self._parts:
+            part.step()
+
+
+def _hidden_matrices(model: nn.Module) -> set[int]:
+    """Return the ids of the trainable matrices that are weights, but not those of class heads and embeddings."""
+    heads = tuple(model.class_head) if isinstance(model, Model) else ()
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    weights = [p for name, p in model.named_parameters() if name.endswith("weight") and not name.startswith(heads)]
+    return {id(weight) for weight in weights if weight.ndim == 2 and weight.requires_grad} - embeddings
 
 
 def _find_undecayed(

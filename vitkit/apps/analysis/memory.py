@@ -219,8 +219,8 @@ def saved_bytes(step: Callable[[], Any], modules: Sequence[nn.Module]) -> int:
     return saved.bytes
 
 
-OPTIMIZER_STATES = {"AdamW": 2, "Adam": 2, "SGD": 1}
-"""Optimizer -> the number of values that it stores for each parameter."""
+OPTIMIZER_STATES = {"AdamW": 2, "Adam": 2, "Muon": 2, "SGD": 1}
+"""Optimizer -> the number of values that it stores for each parameter, at most."""
 
 
 @dataclass
