@@ -1,4 +1,4 @@
-"""Read images from any source: arrays, files, URLs, folders, patterns, videos, cameras."""
+"""Read images from any source: arrays, files, URLs, folders, patterns, videos, streams, cameras."""
 
 import glob
 import hashlib
@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitkit.apps.inference.live import Live, LiveFrames, live_source, stream_name
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import check_channels, decode_channels, read_channels
 from vitkit.io.folders import data_files, find_paths_like, image_files
@@ -49,8 +50,8 @@ def find_images(source: Any, *, channels: int | None = None) -> Inputs:
 
     Args:
         source: one image (see `ImageLike`); or several: a list of them, a batch (B, 3, H, W) or (B, H, W, 3), a folder
-            (including its subfolders), a pattern such as "photos/*.jpg"; or a stream: a generator, a video file, the
-            number of a camera.
+            (including its subfolders), a pattern such as "photos/*.jpg"; or a stream: a generator, a video file, a
+            stream's address ("rtsp://…"), the number of a camera.
         channels: the number of channels of the model's images, among which are then a folder's .npy files; None: RGB
             of 8 bits.
     Raises:
@@ -114,12 +115,14 @@ def _videos_named(source: str) -> Inputs:
 
 _EXPECTED = (
     "expected a file, its URL, a folder, a pattern, a Pillow image, an array, a tensor, the bytes of a file, a "
-    "list or a generator of these, a video, or the number of a camera"
+    "list or a generator of these, a video, a stream, or the number of a camera"
 )
 
 
 def _images_named(source: str, channels: int | None) -> Inputs:
     path = Path(source)
+    if live := find_stream(source):
+        return Inputs(stream_frames(live), "stream")
     if is_url(source):
         if source.lower().endswith(VIDEO_EXTENSIONS):
             return Inputs(stream_frames(download(source)), "stream")
@@ -144,7 +147,8 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
     """Return the image files and the video files of sources.
 
     Args:
-        sources: files, folders (including their subfolders), patterns, URLs, or camera numbers, which count as videos.
+        sources: files, folders (including their subfolders), patterns, URLs, streams and camera numbers, which count as
+            videos.
         channels: see `find_images`.
     Raises:
         DataError: a source has no such file.
@@ -157,6 +161,8 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
             paths |= {file: str(file.relative_to(path).with_suffix("")) for file in files}
         elif exists(path):
             paths[path] = path.stem
+        elif live := find_stream(text):
+            paths[live] = stream_name(live)
         elif is_url(text):
             paths[download(text)] = Path(text).stem
         elif text.isdecimal():
@@ -164,14 +170,25 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
         else:
             paths |= {file: file.stem for file in find_paths_like(text, folders=False)}
     named = list(zip(paths, unique_names(paths.values())))
-    videos = [pair for pair in named if pair[0].suffix.lower() in VIDEO_EXTENSIONS or is_camera(pair[0])]
+    videos = [pair for pair in named if pair[0].suffix.lower() in VIDEO_EXTENSIONS or is_live(pair[0])]
     paths_of_videos = {path for path, _ in videos}
     return [pair for pair in named if pair[0] not in paths_of_videos], videos
 
 
 def is_camera(path: Path) -> bool:
     """Whether a source is the number of a camera."""
-    return path.name.isdecimal() and not path.exists()
+    return path.name.isdecimal() and not isinstance(path, Live) and not path.exists()
+
+
+def is_live(path: Path) -> bool:
+    """Whether a source is a stream or the number of a camera, which do not end."""
+    return isinstance(path, Live) or is_camera(path)
+
+
+def find_stream(text: str) -> Live | None:
+    """Return the stream at an address, see `live_source`; None for names of files, also of those on the web."""
+    is_file = text.lower().endswith((*FORMATS, *VIDEO_EXTENSIONS)) or (is_url(text) and _downloaded(text).exists())
+    return live_source(text) if "://" in text and not is_file else None
 
 
 def group_frame_folders(sources: Sequence[str], images: Named, videos: Named) -> tuple[Named, Named]:
@@ -222,8 +239,12 @@ def download(url: str) -> Path:
     Raises:
         CheckpointError: the URL cannot be reached.
     """
-    # Many images are called image.jpg, so each URL gets its own folder.
-    return fetch_file(url, folder=cache_folder().parent / "images" / hashlib.sha256(os.fsencode(url)).hexdigest())
+    return fetch_file(url, folder=_downloaded(url))
+
+
+def _downloaded(url: str) -> Path:
+    """Return the folder of the local copy of a URL: many images are called image.jpg, so each gets its own."""
+    return cache_folder().parent / "images" / hashlib.sha256(os.fsencode(url)).hexdigest()
 
 
 class FrameStream(NamedTuple):
@@ -234,21 +255,29 @@ class FrameStream(NamedTuple):
     rate: float
     """Frames per second of the source."""
     num_frames: int | None
-    """Number of frames that will be yielded; None for a camera."""
+    """Number of frames that will be yielded; None for a camera or a stream."""
 
 
 @contextmanager
 def open_frames(
     source: int | str | Path, *, every: int = 1, start: int = 0, what: str = "input"
 ) -> Iterator[FrameStream]:
-    """Open a video file, or a camera by its number, to read every `every`-th frame.
+    """Open a video file, a stream, or a camera by its number, to read every `every`-th frame.
 
     Args:
         start: how many of these frames of a file are left out.
         what: beginning of the error messages.
     Raises:
-        DataError: the file cannot be decoded, see `open_video`, or the camera gives no frame.
+        DataError: the file cannot be decoded, see `open_video`, the stream cannot be opened, or the camera gives no
+            frame.
     """
+    if isinstance(source, Live):
+        live = LiveFrames(source, what)
+        try:
+            yield FrameStream(live.frames(every), live.rate, None)
+        finally:
+            live.close()
+        return
     if not isinstance(source, int):
         with open_video(source, what) as video:
             numbers = range(0, len(video.times), every)[start:]

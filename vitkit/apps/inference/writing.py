@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
+from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, is_live, open_frames
 from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard, states_of
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.prediction import Prediction, Threshold
@@ -87,7 +87,7 @@ def predict_files(
     An input that cannot be read or predicted is named and counted, and the others are predicted.
 
     Args:
-        inputs: files, folders, patterns, URLs, or numbers of cameras, see `find_files`.
+        inputs: files, folders, patterns, URLs, streams or numbers of cameras, see `find_files`.
         name, overrides: the model's name in the JSON, and the changes to its config.
         tiling: how images are cut into tiles; None: they are not.
     Returns:
@@ -511,22 +511,23 @@ def predict_videos(
 def predict_frames(
     predictor: Predictor, path: Path, name: str, output: Output, *, tiling: Tiling | None = None
 ) -> dict[str, Any]:
-    """Predict and draw a video's frames, or a camera's until ctrl-C; return its entry of the JSON.
+    """Predict and draw a video's frames, or a camera's or a stream's until ctrl-C; return its entry of the JSON.
 
     The frames' entries are lines of NAME_frames.jsonl, each written at once.
 
     Raises:
-        DataError: the video or camera cannot be read.
+        DataError: the video, stream or camera cannot be read.
     """
     writer, frames_file, drawn_file = None, f"{name}_frames.jsonl", f"{name}.mp4"
-    is_live, is_complete = is_camera(path), False
-    source, start = (int(path.name), 0) if is_live else (path, find_start(name, output))
+    is_endless, is_complete = is_live(path), False
+    source = int(path.name) if is_camera(path) else path
+    start = 0 if is_endless else find_start(name, output)
     with open_frames(source, every=output.every, start=start, what="--input") as stream:
         if start:
             print(f"{path}: continues at frame {start} of {start + stream.num_frames}")
         progress = ProgressLines(stream.num_frames or 0, f"frames of {path.name}")
         predictions = predictor.stream(
-            stream.frames, batch_size=output.batch_size, tiles=tiling, workers=0 if is_live else output.workers
+            stream.frames, batch_size=output.batch_size, tiles=tiling, workers=0 if is_endless else output.workers
         )
         frames = _open_lines(output.folder / frames_file, output.folder, start)
         try:
@@ -540,7 +541,7 @@ def predict_frames(
                 progress.step()
             is_complete = True
         except KeyboardInterrupt:
-            if not is_live:
+            if not is_endless:
                 raise
             is_complete = True
         finally:
