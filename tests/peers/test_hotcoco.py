@@ -67,7 +67,7 @@ def evaluator_of(case, predictions=None):
     return evaluator
 
 
-@pytest.mark.parametrize("seed", [10, 11, 12])
+@pytest.mark.parametrize("seed", [10, 11])
 @pytest.mark.parametrize("name", MORE_CASES)
 def test_twelve_metrics_are_those_of_hotcoco(name, seed):
     case = random_case(seed, **MORE_CASES[name])
@@ -184,7 +184,7 @@ def breakdown_of(case):
     return errors.counts(), fixed["none"], {kind: fixed[kind] - fixed["none"] for kind in KINDS}
 
 
-@pytest.mark.parametrize("seed", [10, 11, 12])
+@pytest.mark.parametrize("seed", [10, 11])
 @pytest.mark.parametrize("name", [name for name, case in MORE_CASES.items() if not case.get("crowds")])
 def test_kinds_of_errors_and_what_they_cost_are_those_of_hotcoco(name, seed):
     case = random_case(seed, **MORE_CASES[name])
