@@ -7,9 +7,23 @@ import torch
 from helpers.plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 
-from vitkit.evaluation.coco import masks_to_rle
+from vitkit.evaluation.coco import CocoEvaluator, masks_to_rle
 
 SIZE = (150, 200)
+CASES = {
+    "plain": {},
+    "crowds": dict(crowds=0.4),
+    "many crowds": dict(crowds=0.9, objects=10),
+    "empty images": dict(empty_images=0.5),
+    "no objects": dict(objects=0),
+    "no predictions": dict(empty_images=1.0),
+    "ties": dict(ties=True, objects=15, false_alarms=15),
+    "boxes without area": dict(without_area=0.3),
+    "annotated areas": dict(other_areas=True),
+    "more than 100 boxes": dict(num_images=3, num_classes=1, objects=60, false_alarms=120),
+    "everything": dict(crowds=0.2, empty_images=0.2, ties=True, without_area=0.1, other_areas=True, num_images=20),
+}
+"""Name -> arguments of `random_case`."""
 
 
 class Case(NamedTuple):
@@ -143,3 +157,12 @@ def _masks(rng: np.random.Generator, boxes: np.ndarray) -> torch.Tensor:
         radii = np.maximum([x1 - x0, y1 - y0], 1e-6) / 2
         mask[:] = ((x - (x0 + x1) / 2) / radii[0]) ** 2 + ((y - (y0 + y1) / 2) / radii[1]) ** 2 <= rng.uniform(0.7, 1)
     return torch.from_numpy(masks)
+
+
+def metrics_of(case: Case, **options) -> dict[str, float]:
+    """Return vitkit's metrics of boxes and masks."""
+    evaluator = CocoEvaluator(case.dataset, iou_types=["bbox", "segm"], **options)
+    for image_id, prediction in case.predictions.items():
+        evaluator.update([prediction], [dict(image_id=image_id)])
+    evaluator.gather()
+    return evaluator.compute()

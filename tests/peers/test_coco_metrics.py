@@ -9,33 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peers.coco_cases import Case, random_case
+from peers.coco_cases import CASES, Case, metrics_of, random_case
 
 from vitkit.evaluation.coco import CocoEvaluator
 
 pytestmark = pytest.mark.peers
-
-CASES = {
-    "plain": {},
-    "crowds": dict(crowds=0.4),
-    "many crowds": dict(crowds=0.9, objects=10),
-    "empty images": dict(empty_images=0.5),
-    "no objects": dict(objects=0),
-    "no predictions": dict(empty_images=1.0),
-    "ties": dict(ties=True, objects=15, false_alarms=15),
-    "boxes without area": dict(without_area=0.3),
-    "annotated areas": dict(other_areas=True),
-    "more than 100 boxes": dict(num_images=3, num_classes=1, objects=60, false_alarms=120),
-    "everything": dict(crowds=0.2, empty_images=0.2, ties=True, without_area=0.1, other_areas=True, num_images=20),
-}
-
-
-def metrics_of(case: Case, **options) -> dict[str, float]:
-    evaluator = CocoEvaluator(case.dataset, iou_types=["bbox", "segm"], **options)
-    for image_id, prediction in case.predictions.items():
-        evaluator.update([prediction], [dict(image_id=image_id)])
-    evaluator.gather()
-    return evaluator.compute()
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -10,11 +10,10 @@ import pytest
 import torch
 from helpers.federated import federated_results, federated_truth
 from helpers.plain_dataset import PlainDataset
-from peers.coco_cases import random_case
-from peers.test_coco_metrics import CASES, metrics_of
-from peers.test_panoptic_quality import CATEGORY_IDS, THINGS, perturbed, random_truth, write_panoptic
-from peers.test_panoptic_quality import dataset_of as panoptic_dataset
-from peers.test_panoptic_quality import evaluate as panoptic_qualities
+from peers.coco_cases import CASES, metrics_of, random_case
+from peers.panoptic_cases import CATEGORY_IDS, THINGS, perturbed, random_truth, write_panoptic
+from peers.panoptic_cases import dataset_of as panoptic_dataset
+from peers.panoptic_cases import evaluate as panoptic_qualities
 
 from vitkit.apps.report import comparison
 from vitkit.apps.report.comparison import Compared, compare

@@ -5,8 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from peers.coco_cases import random_case
-from peers.test_coco_metrics import CASES
+from peers.coco_cases import CASES, random_case
 
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown
 from vitkit.evaluation.coco import CocoEvaluator

@@ -4,8 +4,7 @@ Transformers" (https://arxiv.org/abs/2412.01782)."""
 import numpy as np
 import pytest
 import torch
-from peers.coco_cases import random_case
-from peers.test_coco_metrics import CASES
+from peers.coco_cases import CASES, random_case
 
 from vitkit.apps.report.sections import NUM_BINS, calibration_counts, expected_calibration_error
 from vitkit.evaluation.coco import CocoEvaluator
