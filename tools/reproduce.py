@@ -19,6 +19,8 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +66,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     others = {"--split": args.split is not None, "--train": args.train, "--overwrite": args.overwrite}
     if args.all and (given := [option for option, value in others.items() if value]):
         parser.error(f"{given[0]} is for one model, not for --all")
+    if args.name and args.name.endswith(".json") and (args.images or args.split):
+        parser.error("--images and --split are those of the record that is repeated")
+    for override in args.overrides:
+        if not re.match(r"\w+\.[\w.]+=", override):
+            parser.error(f"{override}: expected data.root=DIR or data.num_workers=N")
     if args.all and args.overrides:
         parser.error(f"{args.overrides[0]} is for one model; for --all give --datasets DIR")
     return args
@@ -80,7 +87,6 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     if args.verify:
         sys.exit(check(args.verify))
-    from vitkit.distributed import is_main
     from vitkit.logging import setup_logging
 
     with errors_in_one_line():
@@ -91,10 +97,9 @@ def main(argv: list[str] | None = None) -> None:
                 raise ConfigError(f"{pluralize(failed, 'models')} could not be measured, see above.")
             return
         record = measure(args)
-        if is_main():
-            show(record, args.out)
-            if args.name.endswith(".json"):
-                compare(record, Path(args.name))
+        show(record, args.out)
+        if args.name.endswith(".json"):
+            compare(record, Path(args.name))
 
 
 def check(paths: list[Path]) -> int:
@@ -144,9 +149,10 @@ def measure_all(args: argparse.Namespace) -> int:
 
 
 def show(record: Record, out: Path) -> None:
-    """Print a record's figures, and where it is."""
-    print(record)
-    print(f"the record is {out / record.file_name}")
+    """Print a record's figures, and where it is, on the first of torchrun's ranks, which have ended by then."""
+    if os.environ.get("RANK", "0") == "0":
+        print(record)
+        print(f"the record is {out / record.file_name}")
 
 
 def compare(record: Record, path: Path) -> None:

@@ -39,6 +39,7 @@ def config():
     return cfg
 """
 STUB = Path("served/stub.pth")
+TRAINING = "{root}/annotations/instances_train2017.json"
 ANNOTATIONS = Path("data/coco/annotations/instances_val2017.json")
 
 
@@ -339,7 +340,8 @@ def test_wrong_arguments_are_errors_in_one_line(arguments, message, zoo):
 @pytest.mark.parametrize(
     "arguments",
     [[], ["stub", "--all"], ["stub", "--limit-hours", "1"], ["--all", "--train"], ["--all", "data.root=x"],
-     ["--all", "--limit-hours", "0"], ["stub", "--datasets", "x"], ["stub", "--verify", "x"]],
+     ["--all", "--limit-hours", "0"], ["stub", "--datasets", "x"], ["stub", "other"], ["stub", "images=5"],
+     ["stub.json", "--images", "5"], ["stub", "--verify", "x"]],
 )  # fmt: skip
 def test_options_that_exclude_each_other_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -389,6 +391,7 @@ def test_a_record_is_repeated_from_its_file(zoo, capsys):
 def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so(zoo):
     figures = {"bbox/AP": 0.001, "bbox/AP50": 0.9}
     trained = {"config": "stub.py", "dataset": "drawn", "measured": figures, "processor_minutes": 3.5}
+    trained["splits"] = {"test": {"images": "{root}/train2017", "annotations": TRAINING}}
     write_zoo("trained", {"own/stub": trained, "foreign": {**trained, "requires": "model.backbone.pretrained"}})
     assert (
         "own/stub: its weights are not published. vitkit reproduce own/stub --train trains them, 3.5 minutes of"
@@ -406,6 +409,11 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
     assert record.metrics["bbox/AP"] == pytest.approx(
         vitkit.test("records/own-stub.run", device="cpu").metrics["bbox/AP"]
     )
+    run("own/stub", "--train", "--split", "test")  # the same weights, on data for which no figure is stated
+    test = read_record("records/own-stub-test.json")
+    assert test.weights == record.weights and test.num_samples == 1
+    assert [(each.published, each.difference, each.agrees) for each in test.figures] == [(None, None, None)] * 2
+    assert "| `own/stub` | drawn test, 1 | bbox/AP: " in test.line() and "| none published |" in test.line()
 
 
 def test_python_measures_as_the_command_does(zoo):

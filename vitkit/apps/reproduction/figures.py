@@ -13,7 +13,6 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import mean_of_finite
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.protocols.evaluator import Evaluator, is_measured
-from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 _KINDS = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
@@ -57,12 +56,13 @@ def metric_of(name: str, published: Mapping[str, float], data: str) -> str | Non
 
 
 def compare_figures(
-    stated: Mapping[str, float], metrics: Mapping[str, float], evaluator: Evaluator, *, data: str, own: bool
+    stated: Mapping[str, float | None], metrics: Mapping[str, float], evaluator: Evaluator, *, data: str, own: bool
 ) -> tuple[list[Figure], list[str]]:
     """Return published figures beside the measured ones, and the names of those that were not measured.
 
     Args:
         stated: published figures by their names there, in percent; or vitkit's own, by its metrics and in their units.
+            None: not published on these data.
         metrics: the evaluation's.
         evaluator: the evaluator, after `compute`.
         data: name of the evaluated data.
@@ -79,7 +79,7 @@ def compare_figures(
             continue
         interval = intervals.get(metric, Estimate(value, float("nan"), float("nan")))
         low, high = (unit * end if is_measured(end) else None for end in (interval.low, interval.high))
-        figures.append(Figure(name, metric, float(published), unit * value, low, high))
+        figures.append(Figure(name, metric, None if published is None else float(published), unit * value, low, high))
     if stated and not figures:
         raise ConfigError(
             f"none of the published figures ({', '.join(stated)}) is among what was measured: {', '.join(metrics)}."
@@ -105,10 +105,3 @@ def estimate_metrics(evaluator: Evaluator) -> dict[str, Estimate]:
                 values[f"{kind}/AP_{name}"] = mean_of_finite(of_classes)
             estimates |= {name: estimate(of_metric) for name, of_metric in values.items()}
     return estimates
-
-
-def describe_differences(figures: list[Figure], samples: int, noun: str) -> str:
-    """Return a sentence on how many published figures lie in the intervals of the measured ones."""
-    agree = sum(figure.agrees for figure in figures)
-    counted = pluralize(agree, "published figures", "lie", of=len(figures))
-    return f"{counted} in the 95 % interval of what was measured, a bootstrap over {samples} {noun}"

@@ -61,11 +61,21 @@ class Stated(NamedTuple):
     def figures(self) -> Mapping[str, float]:
         return self.entry.get("published") or self.entry.get("measured") or {}
 
+    @property
+    def split(self) -> Split:
+        """The split that its figures are of."""
+        return self.entry.get("split", "val")
+
     def config(self, overrides: Sequence[str]) -> Config:
         """Return its checked config."""
         if not self.is_trained_first:
             return load_published_config(self.name, overrides)
         return load_config(self.entry["config"], [*self.entry.get("overrides", ()), *overrides])
+
+    def add_split(self, config: Mapping[str, Any], split: Split) -> None:
+        """Give a config a published split that it lacks."""
+        if config["data"].get(split) is None and split in self.entry.get("splits", {}):
+            config["data"][split] = {**config["data"]["val"], **self.entry["splits"][split]}
 
 
 class OutOfTime(Exception):
@@ -223,7 +233,7 @@ def _measure(
     device: str | None = None,
 ) -> Record:
     """Check the data, get the weights, evaluate them, and write a record; see `reproduce`."""
-    split = split or stated.entry.get("split", "val")
+    split = split or stated.split
     path = out / file_name(stated.name, split, images)
     if not stated.figures:
         raise ConfigError(f"{stated.name}: none of its figures is published (model_zoo/models.md).")
@@ -235,18 +245,20 @@ def _measure(
             f"{stated.entry['processor_minutes']} minutes of one core, and then measures them."
         )
     required = stated.entry.get("requires")
-    settable = [*_SETTABLE, *([required] if required else [])]
+    settable = [*_SETTABLE, *stated.entry.get("settable", ()), *([required] if required else [])]
     for setting in settings:
         if setting.partition("=")[0] not in settable:
             raise ConfigError(f"{setting}: would measure another model. Only {' and '.join(settable)} can be set.")
     if required and not any(setting.startswith(f"{required}=") for setting in settings):
         raise ConfigError(f"{stated.name}: its figure is from weights of another project: give {required}=FILE.")
     config = stated.config(settings)
+    stated.add_split(config, split)
     data = check_data(config, stated.entry["dataset"], split, published=not stated.is_trained_first)
     if stated.is_trained_first:
-        folder = path.with_suffix(".run")
+        folder = (out / file_name(stated.name)).with_suffix(".run")  # of all splits
         _train(config, folder, device)
         config, weights = find_trained(folder, overrides=settings)
+        stated.add_split(config, split)
     else:
         weights = find_usable(Located("published", stated.name))
         weights.fetch()
@@ -292,7 +304,8 @@ def _record(
     images: int | None,
 ) -> Record:
     own = "published" not in stated.entry
-    figures, others = compare_figures(stated.figures, result.metrics, result.evaluator, data=data["name"], own=own)
+    published = {name: value if data["split"] == stated.split else None for name, value in stated.figures.items()}
+    figures, others = compare_figures(published, result.metrics, result.evaluator, data=data["name"], own=own)
     if stated.is_trained_first:
         source = f"vitkit train {' '.join([stated.entry['config'], *stated.entry.get('overrides', ())])}"
     else:

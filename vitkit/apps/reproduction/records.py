@@ -28,7 +28,8 @@ class Figure(NamedTuple):
     """The figure's name where it is published, such as "box AP"."""
     metric: str
     """The evaluator's name of it, such as "bbox/AP"."""
-    published: float
+    published: float | None
+    """None: there is none on the split that was evaluated."""
     measured: float
     low: float | None
     """Ends of the 95 % interval of the measured figure, by a bootstrap over the samples; None: its statistics give
@@ -36,23 +37,28 @@ class Figure(NamedTuple):
     high: float | None
 
     @property
-    def difference(self) -> float:
+    def difference(self) -> float | None:
         """The measured figure minus the published one."""
-        return self.measured - self.published
+        return None if self.published is None else self.measured - self.published
 
     @property
-    def agrees(self) -> bool:
+    def agrees(self) -> bool | None:
         """Whether the published figure lies in the interval of the measured one, or is what that is rounded to."""
+        if self.published is None:
+            return None
         half = 0.5 * 10.0 ** -_decimals(self.published)
         low, high = (self.measured if end is None else end for end in (self.low, self.high))
         return low - half <= self.published <= high + half
 
     def __str__(self) -> str:
         """Write the figure as in "box AP 42.0: 42.06 [41.31, 42.84], +0.06"."""
-        decimals = min(_decimals(self.published) + 1, 4)
+        decimals = min(_decimals(self.measured if self.published is None else self.published) + 1, 4)
         interval = "" if self.low is None else f" [{self.low:.{decimals}f}, {self.high:.{decimals}f}]"
+        measured = f"{self.measured:.{decimals}f}{interval}"
+        if self.difference is None:
+            return f"{self.name}: {measured}"
         difference = round(self.difference, decimals) + 0.0  # no -0
-        return f"{self.name} {self.published:g}: {self.measured:.{decimals}f}{interval}, {difference:+.{decimals}f}"
+        return f"{self.name} {self.published:g}: {measured}, {difference:+.{decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,8 @@ class Record:
     def line(self, file: str | None = None) -> str:
         """Return the record as a row of `format_table`, which links to its file."""
         where = f"{self.data['name']} {self.data['split']}, {self.num_samples}{' of them' if self.subset else ''}"
-        agrees = "yes" if all(figure.agrees for figure in self.figures) else "**no**"
+        agree = [figure.agrees for figure in self.figures if figure.agrees is not None]
+        agrees = ("yes" if all(agree) else "**no**") if agree else "none published"
         figures = "; ".join(map(str, self.figures))
         on = f"{self.device}, {self.precision}, torch {self.versions['torch']}"
         record = f"[{self.timing['date']}]({file or self.file_name})"
