@@ -1,5 +1,6 @@
-"""What the documents say: links lead somewhere, commands are accepted, the README is short."""
+"""What the documents say: links lead somewhere, commands are accepted, figures have sources, the README is short."""
 
+import ast
 import configparser
 import importlib
 import re
@@ -123,6 +124,29 @@ def test_figures_without_a_source_are_found():
     assert unproven(told.replace(", one run", "")) == ["# A: AP 0.5"]
     assert unproven("# A\n\n| | AP |\n|---|---|\n| a | 0.5 |\n") == 2 * ["# A: | AP"]
     assert unproven("# A\n\nBy a.py: +0.01 and 0.7 of the time.\n") == ["# A: +0.0"]
+
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.py"))
+
+
+def measured_in(source: str) -> str:
+    """Return a config's docstring without its published figures, which the field "Reference:" holds; what its fields
+    run and weights name is where its other figures are from."""
+    text = ast.get_docstring(ast.parse(source)) or ""
+    fields = re.split(r"^(?=[A-Z]\w+:)", text, flags=re.MULTILINE)
+    return "".join(field for field in fields if not field.startswith("Reference:")).replace("Run:", "`vitkit")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
+def test_figures_of_configs_have_a_source_and_scores_an_interval_or_their_number_of_runs(path):
+    assert unproven(measured_in(path.read_text(encoding="utf-8"))) == []
+
+
+def test_published_figures_of_configs_are_told_from_measured_ones():
+    told = '"""A.\n\nRun: vitkit train a\nReference: AP 0.5,\n  AP50 0.7.\nHere: AP 0.4, one run, 3 min.\n"""\n'
+    assert unproven(measured_in(told)) == []
+    assert unproven(measured_in(told.replace(", one run", ""))) == [": AP 0.4"]
+    assert unproven(measured_in(told.replace("Run: vitkit train a", "B"))) == [": 3 min"]
 
 
 def test_readme_is_read_in_five_minutes():

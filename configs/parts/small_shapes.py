@@ -1,7 +1,7 @@
 """The synthetic world at 32 pixels with one large shape in each image, for short comparisons of classifiers.
 
-Transformers learn quickstart/classifier's images of 64 pixels too slowly for that: after three epochs ViT and Swin have
-a top-1 of 0.2 and 0.3 for six classes. Batches of 32 instead of 64 give twice the steps.
+Transformers learn quickstart/classifier's images of 64 pixels too slowly for that. Batches of 32 instead of 64 give
+twice the steps.
 """
 
 
