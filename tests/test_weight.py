@@ -70,7 +70,7 @@ def files_behind(*modules: str) -> set[str]:
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 25, 4_665),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_706),
         (["data.datasets.coco"], 25, 5_753),
-        (["engine.trainer"], 93, 17_891),
+        (["engine.trainer"], 93, 17_968),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -84,8 +84,9 @@ def test_core_has_few_lines():
     # The goal is 56,000. Above it: masks of query detectors and ECDet (700), keypoints (1,970), poses without boxes
     # (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights of other classes and numbers
     # of queries (255), crowds (60), data of ranks and faults of own parts (85), masks without a pixel and images
-    # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_943
+    # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68),
+    # checkpoints of mmdetection, whose hooks and statistics are objects (82).
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 61_025
 
 
 def test_contracts_are_few():

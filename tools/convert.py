@@ -1,11 +1,11 @@
-"""Convert a model's weights to other names: the official ones, those of the transformers library, or vitkit's.
+"""Convert a model's weights to other names: the official, the transformers library's, mmdetection's or vitkit's.
 
 MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
-transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit in fp32. With
-vitkit's names, a file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it
-can be loaded by itself. For the transformers library OUT may be a folder, which its from_pretrained reads: config.json,
-weights, the preparation of images, a text model's tokens, and a model card, with the metrics that vitkit test has
-measured: README.md, or NAME.README.md if that is something else's.
+transformers library or hf:OWNER/NAME, or a checkpoint of mmdetection 3. Reading the result back gives the same weights,
+bit for bit in fp32. With vitkit's names, a file also holds the config, the classes or vocabularies, and what evaluation
+has measured, so that it can be loaded by itself. For the transformers library OUT may be a folder, which its
+from_pretrained reads: config.json, weights, the preparation of images, a text model's tokens, and a model card, with
+the metrics that vitkit test has measured: README.md, or NAME.README.md if that is something else's.
 
 Annotations are converted by vitkit data convert.
 
@@ -14,6 +14,8 @@ Examples:
     vitkit convert mask2former_r50_coco_instance --to transformers --out mask2former
     vitkit convert runs/detr --to vitkit --precision fp16 --out detr.safetensors
     vitkit convert dfine_s_coco --to vitkit --classes person,dog --out person_dog.pth
+    vitkit convert epoch_12.pth --to vitkit --out dino.pth
+    vitkit convert runs/detr --to mmdetection --out detr.pth
     vitkit convert hf:facebook/detr-resnet-50 --to vitkit --out detr.pth
 """
 
@@ -24,7 +26,7 @@ import vitkit
 from vitkit.text_format import pluralize
 from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
 
-NAMES = ("official", "transformers", "vitkit")
+NAMES = ("official", "transformers", "mmdetection", "vitkit")
 ANNOTATIONS = ("coco", "yolo", "voc", "cvat", "label-studio", "odvg")
 
 
@@ -38,7 +40,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
     text = "license of the weights, for the model card (default: for models of the zoo, the one it lists)"
     parser.add_argument("--license", help=text)
-    text = "classes to keep, in this order, as NAME,NAME,...; the model then has no others (default: all)"
+    text = (
+        "classes to keep, in this order, as NAME,NAME,...; the model then has no others (default: all); names of all "
+    )
+    text += "classes of weights that do not name them"
     parser.add_argument("--classes", type=lambda names: names.split(","), metavar="NAMES", help=text)
     add_overwrite(parser)
     add_trust(parser)

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from vitkit.io.coco_classes import COCO_CLASSES
+from vitkit.model_zoo.converters import mmdetection
 from vitkit.model_zoo.converters.detr import library_backbone, official_backbone
 from vitkit.model_zoo.converters.key_table import Custom, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import DEFORMABLE_DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack
+from vitkit.model_zoo.converters.resnet import with_counters
 
 _HEADS = {"class_embed": "head.class_embed", "bbox_embed": "head.decoder.bbox_embed"}
 """Their name of the heads of the decoder's layers -> vitkit's name."""
@@ -89,6 +91,26 @@ _COMMON: list[Rule] = [
 ]
 """The rules that Deformable DETR shares with DINO."""
 
+_ENCODER, _DECODER = "encoder.layers.{i}.", "decoder.layers.{i}."
+_MMDETECTION: list[Rule] = [
+    with_counters("backbone."),
+    *mmdetection.SWIN,
+    mmdetection.channel_mapper(),
+    *mmdetection.stack(_ENCODER, f"head.{_ENCODER}", mmdetection.ENCODER_NORMS, sampling=["self_attn"]),
+    *mmdetection.stack(
+        _DECODER,
+        f"head.{_DECODER}",
+        mmdetection.DEFORMABLE_DECODER_NORMS,
+        attentions=["self_attn"],
+        sampling=["cross_attn"],
+    ),
+    Rename("^level_embed", "^head.level_embed"),
+    Rename("^memory_trans_fc.", "^head.proposals.enc_output."),
+    Rename("^memory_trans_norm.", "^head.proposals.enc_output_norm."),
+    *mmdetection.BRANCHES,
+]
+"""The rules that Deformable DETR and DINO share in mmdetection."""
+
 _OURS = ("neck.levels.0.0.weight", "backbone.conv1.weight")
 
 TRANSFORMERS = [
@@ -134,6 +156,46 @@ OFFICIAL = [
         marks=("transformer.level_embed", "input_proj.0.0.weight", "bbox_embed.0.layers.0.weight"),
         model="DeformableDETR",
         ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+]
+_MMDETECTION_MARKS = (
+    *("level_embed", "encoder.layers.0.self_attn.sampling_offsets.weight", "decoder.layers.0.norms.0.weight"),
+    *("bbox_head.cls_branches.0.weight", "bbox_head.reg_branches.0.4.weight"),
+)
+MMDETECTION = [
+    Format(
+        "open-mmlab/mmdetection DINO",
+        KeyTable(
+            [
+                *_MMDETECTION,
+                *below("decoder.", "head.decoder.", ["norm.", "ref_point_head."]),
+                Rename("^query_embedding.", "^head.proposals.content."),
+                mmdetection.layer_heads(),
+                Rename("^dn_query_generator.label_embedding.weight", f"^{mmdetection.LABELS}"),
+                mmdetection.last_label_row(),
+            ]
+        ),
+        marks=(*_MMDETECTION_MARKS, "decoder.ref_point_head.layers.0.weight", "query_embedding.weight"),
+        model="DINO",
+        ours=("neck.levels.0.0.weight", "head.class_embed.1.weight"),
+        classes=COCO_CLASSES,
+    ),
+    Format(
+        "open-mmlab/mmdetection Deformable DETR",
+        KeyTable(
+            [
+                *_MMDETECTION,
+                Rename("^pos_trans_fc.", "^head.proposals.pos_trans."),
+                Rename("^pos_trans_norm.", "^head.proposals.pos_trans_norm."),
+                Rename("^reference_points_fc.", "^head.reference_points."),
+                Rename("^query_embedding.", "^head.query_embed."),
+                mmdetection.layer_heads(),
+            ]
+        ),
+        marks=_MMDETECTION_MARKS,
+        model="DeformableDETR",
+        ours=("neck.levels.0.0.weight",),
         classes=COCO_CLASSES,
     ),
 ]

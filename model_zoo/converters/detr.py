@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.model_zoo.converters import mmdetection
 from vitkit.model_zoo.converters.key_table import Alias, Format, KeyTable, Rename, Rule, aliases, below
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack
-from vitkit.model_zoo.converters.resnet import library_resnet
+from vitkit.model_zoo.converters.resnet import library_resnet, with_counters
 
 
 def official_backbone(prefix: str) -> list[Rule]:
@@ -44,6 +45,24 @@ def _library(prefix: str) -> Iterator[Rule]:
     yield Rename(f"^{model}query_position_embeddings.", "^head.query_embed.")
     yield Rename(f"^{prefix}class_labels_classifier.", "^head.class_embed.")
     yield Rename(f"^{prefix}bbox_predictor.", "^head.bbox_embed.")
+
+
+def _mmdetection() -> Iterator[Rule]:
+    """Yield the rules of mmdetection's detector."""
+    yield with_counters("backbone.")
+    yield from mmdetection.SWIN
+    yield Rename("^neck.convs.0.conv.", "^neck.projections.res5.")
+    for theirs, norms, attentions in (
+        ("encoder.", mmdetection.ENCODER_NORMS, ["self_attn"]),
+        ("decoder.", mmdetection.DECODER_NORMS, ["self_attn", "cross_attn"]),
+    ):
+        yield from mmdetection.stack(f"{theirs}layers.{{i}}.", f"head.{theirs}layers.{{i}}.", norms, attentions)
+    yield Rename("^decoder.post_norm.", "^head.decoder.norm.")
+    yield Rename("^query_embedding.", "^head.query_embed.")
+    yield Rename("^bbox_head.fc_cls.", "^head.class_embed.")
+    yield Rename("^bbox_head.reg_ffn.layers.0.0.", "^head.bbox_embed.layers.0.")
+    yield Rename("^bbox_head.reg_ffn.layers.1.", "^head.bbox_embed.layers.1.")
+    yield Rename("^bbox_head.fc_reg.", "^head.bbox_embed.layers.2.")
 
 
 _LIBRARY_MASK_HEAD = (
@@ -98,4 +117,14 @@ OFFICIAL = [
         ours=_OURS,
         classes=COCO_CLASSES,
     ),
+]
+MMDETECTION = [
+    Format(
+        "open-mmlab/mmdetection DETR",
+        KeyTable([*_mmdetection()]),
+        marks=("bbox_head.fc_cls.weight", "decoder.layers.0.cross_attn.attn.in_proj_weight", "query_embedding.weight"),
+        model="DETR",
+        ours=("neck.projections.res5.weight", "head.query_embed.weight"),
+        classes=COCO_CLASSES,
+    )
 ]

@@ -31,11 +31,18 @@ TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in fi
 """The formats of the transformers library."""
 OFFICIAL = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.OFFICIAL]
 """The formats of the original repositories and of other libraries."""
+MMDETECTION = [form for file in (grounding_dino, detr, deformable_detr, maskformer) for form in file.MMDETECTION]
+"""The formats of mmdetection 3."""
 READ_ORDER = [
     form
-    for files in (_MODELS, _BACKBONES_AND_TEXT)
-    for forms in (*(file.TRANSFORMERS for file in files), *(file.OFFICIAL for file in files))
-    for form in forms
+    for formats in (
+        *(file.TRANSFORMERS for file in _MODELS),
+        *(file.OFFICIAL for file in _MODELS),
+        MMDETECTION,
+        *(file.TRANSFORMERS for file in _BACKBONES_AND_TEXT),
+        *(file.OFFICIAL for file in _BACKBONES_AND_TEXT),
+    )
+    for form in formats
 ]
 """All formats. A file has the first one whose marks it contains, so models precede the backbones that are their parts,
 also those of other projects: the official RF-DETR contains the transformers library's DINOv2."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
+from vitkit.model_zoo.converters import mmdetection
 from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.language_models import bert_encoder
 from vitkit.model_zoo.converters.layers import DEFORMABLE_DECODER_NORMS, ENCODER_NORMS, join_qkv, torch_stack
@@ -156,29 +156,10 @@ _OFFICIAL: list[Rule] = [
     _heads(["", "transformer.decoder."]),
 ]
 
-_UNFOLDED = (0, 2, 1, 3)
-"""mmdetection's order of the four pixels of a patch merging; they vary faster than channels."""
-
-
-def _merging(key: str) -> bool:
-    return ".downsample." in key and key.startswith("backbone.")
-
 
 def _read_mm(state: State, model: nn.Module) -> State:
-    """Reorder the patch merging, join the projections of the neck, and add the denoising table's last row."""
-    convs = len({key.split(".")[2] for key in state if key.startswith("neck.convs.")})
-    result = {}
-    for key, value in state.items():
-        if _merging(key):
-            value = value.unflatten(-1, (-1, 4)).mT[..., _UNFOLDED, :].flatten(-2)
-        elif key.startswith("neck."):
-            _, kind, index, layer, leaf = key.split(".")
-            index = int(index) + (convs if kind == "extra_convs" else 0)
-            key = f"neck.levels.{index}.{('conv', 'gn').index(layer)}.{leaf}"
-        elif key == _LABELS:
-            # vitkit's table has a row more, which no query uses.
-            value = torch.cat((value, torch.zeros_like(value[:1])))
-        result[key] = value
+    """Rename the heads of the decoder's layers and, which is the last, of the first stage."""
+    result = dict(state)
     last = max((int(key.split(".")[2]) for key in result if key.startswith("bbox_head.reg_branches.")), default=0)
     for kind, name in (("reg_branches", "bbox_embed"), ("cls_branches", "class_embed")):
         for key in [key for key in result if key.startswith(f"bbox_head.{kind}.")]:
@@ -194,21 +175,7 @@ def _read_mm(state: State, model: nn.Module) -> State:
 
 def _write_mm(state: State, model: nn.Module) -> State:
     num_layers = len({key.split(".")[1] for key in state if key.startswith("bbox_embed.")})
-    convs = len(getattr(model.neck, "in_features", ()))
-    result = {}
-    for key, value in state.items():
-        if _merging(key):
-            value = value.unflatten(-1, (4, -1))[..., _UNFOLDED, :].mT.flatten(-2)
-        elif key.startswith("neck."):
-            _, _, index, layer, leaf = key.split(".")
-            kind, index = ("convs", int(index)) if int(index) < convs else ("extra_convs", int(index) - convs)
-            key = f"neck.{kind}.{index}.{('conv', 'gn')[int(layer)]}.{leaf}"
-        elif key == _LABELS:
-            value = value[:-1]
-        else:
-            key, value = _write_mm_head(key, value, num_layers)
-        result[key] = value.contiguous()
-    return result
+    return dict(_write_mm_head(key, value, num_layers) for key, value in state.items())
 
 
 def _write_mm_head(key: str, value: Tensor, num_layers: int) -> tuple[str, Tensor]:
@@ -227,32 +194,23 @@ def _write_mm_head(key: str, value: Tensor, num_layers: int) -> tuple[str, Tenso
 
 _OF_LLMDET = ("lmm", "connector", "region_connector", "image_seperate", "ref_point_head")
 """What LLMDet's files (https://github.com/iSEE-Laboratory/LLMDet) have besides the detector: its language model."""
-_LABELS = "dn_query_generator.label_embedding.weight"
-_MM_BLOCK, _BLOCK = "backbone.stages.{i}.blocks.{j}.", "backbone.layers.{i}.blocks.{j}."
-_MM_FFN = (("ffn.layers.0.0.", "ffn.linear1."), ("ffn.layers.1.", "ffn.linear2."))
-_MM_NORMS = (("norms.0.", "norm1."), ("norms.1.", "norm2."))
 _MM: list[Rule] = [
     *(Drop(f"^{part}.") for part in _OF_LLMDET),
     Custom(_read_mm, _write_mm),
-    Drop(".relative_position_index$"),
-    Rename("^backbone.patch_embed.projection.", "^backbone.patch_embed.proj."),
-    *below(
-        _MM_BLOCK,
-        _BLOCK,
-        [("attn.w_msa.", "attn."), ("ffn.layers.0.0.", "mlp.fc1."), ("ffn.layers.1.", "mlp.fc2."), "norm1.", "norm2."],
-    ),
-    Rename("^backbone.stages.{i}.downsample.", "^backbone.layers.{i}.downsample."),
+    *mmdetection.SWIN,
+    mmdetection.channel_mapper(has_biases=True),
     *bert_encoder("language_model.language_backbone.body.model.", "text_encoder."),
     Rename("^text_feat_map.", "^text_projection."),
     Rename("^level_embed", "^head.level_embed"),
     Rename("^memory_trans_fc.", f"^{_PROPOSALS}enc_output."),
     Rename("^memory_trans_norm.", f"^{_PROPOSALS}enc_output_norm."),
     Rename("^query_embedding.", f"^{_PROPOSALS}content."),
-    Rename(f"^{_LABELS}", "^training_queries.denoising.label_embed.weight"),
+    Rename("^dn_query_generator.label_embedding.weight", f"^{mmdetection.LABELS}"),
+    mmdetection.last_label_row(),
     *below("encoder.fusion_layers.{i}.attn.", f"{_FUSED}attn.", _FUSION),
     *below("encoder.fusion_layers.{i}.", _FUSED, _OFFICIAL_FUSION),
-    *below("encoder.text_layers.{i}.", _TEXT, [("self_attn.attn.", "self_attn."), *_MM_FFN, *_MM_NORMS]),
-    *below("encoder.layers.{i}.", _IMAGE, ["self_attn.", *_MM_FFN, *_MM_NORMS]),
+    *mmdetection.stack("encoder.text_layers.{i}.", _TEXT, mmdetection.ENCODER_NORMS, ["self_attn"]),
+    *mmdetection.stack("encoder.layers.{i}.", _IMAGE, mmdetection.ENCODER_NORMS, sampling=["self_attn"]),
     *below(
         "decoder.layers.{i}.",
         _DECODER,
@@ -260,7 +218,7 @@ _MM: list[Rule] = [
             ("self_attn.attn.", "self_attn."),
             ("cross_attn_text.attn.", "text_attn."),
             "cross_attn.",
-            *_MM_FFN,
+            *mmdetection.FFN,
             ("norms.0.", "norm2."),
             ("norms.1.", "text_norm."),
             ("norms.2.", "norm1."),
@@ -283,14 +241,17 @@ TRANSFORMERS = [
         ours=(_SCALES, _SWIN),
     )
 ]
-OFFICIAL = [
+MMDETECTION = [
     Format(
         "open-mmlab/mmdetection, Grounding DINO",
         KeyTable(_MM),
         marks=("encoder.fusion_layers.0.gamma_v", "text_feat_map.weight", "memory_trans_fc.weight"),
         model="GroundingDINO",
         ours=(_SCALES, _SWIN, "head.class_embed.0.bias"),
-    ),
+    )
+]
+OFFICIAL = [
+    *MMDETECTION,  # for MM-Grounding-DINO, which has no other
     Format(
         "IDEA-Research/GroundingDINO",
         KeyTable(_OFFICIAL),

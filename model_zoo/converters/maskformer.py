@@ -1,9 +1,8 @@
-"""Key names of MaskFormer and Mask2Former: facebookresearch's and the transformers library's.
+"""Key names of MaskFormer and Mask2Former: facebookresearch's, mmdetection's and the transformers library's.
 
 The official ones are on detectron2's ResNet or their own Swin, and include MaskFormer's per-pixel baseline.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -11,6 +10,7 @@ from itertools import chain
 import torch
 from torch import nn
 
+from vitkit.model_zoo.converters import mmdetection
 from vitkit.model_zoo.converters.key_table import (
     Alias,
     Custom,
@@ -25,7 +25,7 @@ from vitkit.model_zoo.converters.key_table import (
 )
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, join_qkv, library_stack, torch_stack
 from vitkit.model_zoo.converters.resnet import detectron2_resnet, library_resnet, with_counters
-from vitkit.model_zoo.converters.swin import library_swin, without_last_norm
+from vitkit.model_zoo.converters.swin import library_swin, without_last_norm, write_position_indices
 
 _PIXEL_DECODER, _PREDICTOR = "sem_seg_head.pixel_decoder.", "sem_seg_head.predictor."
 _LIBRARY_ENCODER = "model.pixel_level_module.encoder."
@@ -193,19 +193,6 @@ def _library_resnet() -> Iterator[Rule]:
     yield from aliases([*below(_LIBRARY_ENCODER, "backbone.", ["conv1.", "bn1.", "layer{i}."])])
 
 
-def _write_position_indices(state: State, model: nn.Module) -> State:
-    """Write each pixel pair's index into a window's bias table, which is a buffer in the library's MaskFormer."""
-    indices = {}
-    for key, table in state.items():
-        if key.endswith(".relative_position_bias_table"):
-            side = (math.isqrt(len(table)) + 1) // 2
-            pixels = torch.cartesian_prod(torch.arange(side), torch.arange(side))
-            offsets = pixels[:, None] - pixels + side - 1
-            index = offsets[..., 0] * (2 * side - 1) + offsets[..., 1]
-            indices[key.replace("bias_table", "index")] = index
-    return state | indices
-
-
 def _write_unused_norm(state: State, model: nn.Module) -> State:
     """Write the last norm of a Swin Transformer, which the library's MaskFormer has but does not use."""
     norm = state.get("backbone.norm3.weight")
@@ -216,7 +203,7 @@ def _write_unused_norm(state: State, model: nn.Module) -> State:
 
 
 _MASKFORMER_SWIN: list[Rule] = [
-    Custom(writing=_write_position_indices),
+    Custom(writing=write_position_indices),
     *library_swin(f"{_LIBRARY_ENCODER}model.", "backbone.", stage=""),
     # The norms of the feature maps are outside of the Swin model that computes these maps.
     *below(_LIBRARY_ENCODER, "backbone.", [(f"hidden_states_norms.{i}.", f"norm{i}.") for i in range(4)]),
@@ -228,6 +215,53 @@ _MASK2FORMER_SWIN: list[Rule] = [
     *library_swin(_LIBRARY_ENCODER, "backbone."),
     without_last_norm("backbone."),
 ]
+
+_MM_DECODER = "panoptic_head.pixel_decoder."
+_MM_TRANSFORMER = "panoptic_head.transformer_decoder."
+
+
+def _mm_convolution(theirs: str, ours: str) -> Iterator[Rule]:
+    """Yield the rules of a convolution and its norm."""
+    yield from below(f"{_MM_DECODER}{theirs}.", f"neck.{ours}.", [("conv.", "0."), ("gn.", "1.")])
+
+
+def _mmdetection() -> Iterator[Rule]:
+    """Yield the rules that both models share in mmdetection."""
+    yield with_counters("backbone.")
+    yield from mmdetection.SWIN
+    for i, name in enumerate(reversed(_COARSE_TO_FINE)):
+        yield from _mm_convolution(f"lateral_convs.{i}", f"path.lateral.{name}")
+        yield from _mm_convolution(f"output_convs.{i}", f"path.output.{name}")
+    yield Rename(f"^{_MM_DECODER}mask_feature.", "^neck.mask_features.")
+    yield from (Rename(f"^panoptic_head.mask_embed.{2 * k}.", f"^head.mask_embed.layers.{k}.") for k in range(3))
+    yield Rename("^panoptic_head.cls_embed.", "^head.class_embed.")
+    yield Rename("^panoptic_head.query_embed.", "^head.query_embed.")
+
+
+def _mm_mask2former() -> Iterator[Rule]:
+    attentions, encoder = ["self_attn", "cross_attn"], "encoder.layers.{i}."
+    yield from _mmdetection()
+    yield from _mm_convolution("input_convs.{i}", "input_proj.{i}")
+    yield from mmdetection.stack(
+        f"{_MM_DECODER}{encoder}", f"neck.{encoder}", mmdetection.ENCODER_NORMS, sampling=["self_attn"]
+    )
+    yield Rename(f"^{_MM_DECODER}level_encoding.weight$", "^neck.level_embed$")
+    yield from mmdetection.stack(f"{_MM_TRANSFORMER}layers.{{i}}.", _LAYER, mmdetection.DECODER_NORMS, attentions)
+    yield Rename(f"^{_MM_TRANSFORMER}post_norm.", "^head.decoder_norm.")
+    yield Rename("^panoptic_head.decoder_input_projs.", "^head.input_proj.")
+    yield from below("panoptic_head.", "head.", ["query_feat.", "level_embed."])
+
+
+def _mm_maskformer(*, with_encoder: bool) -> Iterator[Rule]:
+    attentions, encoder, decoder = ["self_attn", "cross_attn"], "encoder.layers.{i}.", "head.decoder.layers.{i}."
+    yield from _mmdetection()
+    yield from _mm_convolution("encoder_out_proj" if with_encoder else "last_feat_conv", "top")
+    yield Rename(f"^{_MM_DECODER}encoder_in_proj.", "^neck.input_proj.")
+    yield from mmdetection.stack(f"{_MM_DECODER}{encoder}", f"neck.{encoder}", mmdetection.ENCODER_NORMS, ["self_attn"])
+    yield from mmdetection.stack(f"{_MM_TRANSFORMER}layers.{{i}}.", decoder, mmdetection.DECODER_NORMS, attentions)
+    yield Rename(f"^{_MM_TRANSFORMER}post_norm.", "^head.decoder.norm.")
+    yield Rename("^panoptic_head.decoder_input_proj.", "^head.input_proj.")
+
 
 _RESNET_KEY, _SWIN_KEY = "backbone.conv1.weight", "backbone.layers.0.blocks.0.attn.relative_position_bias_table"
 _OURS = {
@@ -280,5 +314,28 @@ OFFICIAL = [
         "facebookresearch/MaskFormer, per-pixel baseline",
         chain(below(_PREDICTOR, "head.predictor.", ["weight", "bias"]), _official_maskformer()),
         marks=[_MASKS, f"{_PREDICTOR}weight"],
+    ),
+]
+_MM_MASKFORMER = ("panoptic_head.query_embed.weight", f"{_MM_TRANSFORMER}post_norm.weight")
+MMDETECTION = [
+    Format(
+        "open-mmlab/mmdetection Mask2Former",
+        KeyTable([*_mm_mask2former()]),
+        marks=(*_MM_MASKFORMER, "panoptic_head.query_feat.weight"),
+        model="Mask2Former",
+        ours=_OURS["Mask2Former"],
+    ),
+    *(
+        Format(
+            "open-mmlab/mmdetection MaskFormer",
+            KeyTable([*_mm_maskformer(with_encoder=with_encoder)]),
+            marks=(*_MM_MASKFORMER, f"{_MM_DECODER}{mark}"),
+            model="MaskFormer",
+            ours=(*_OURS["MaskFormer"], *key),
+        )
+        for with_encoder, mark, key in (
+            (True, "encoder_out_proj.conv.weight", ["neck.encoder.layers.0.norm1.weight"]),
+            (False, "last_feat_conv.conv.weight", []),
+        )
     ),
 ]

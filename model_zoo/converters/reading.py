@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
 from vitkit.model_zoo.converters.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
@@ -23,14 +24,44 @@ REAL_TIME_MODELS = (
 """Formats whose class heads have a row for each class of COCO, not for each raw id."""
 POSE_MODELS = ("Intellindust-AI-Lab/EdgeCrafter, poses",)
 """Formats whose class heads have one row, that of persons, for a model with one class."""
+TOOLBOX_MODELS = tuple(
+    f"open-mmlab/mmdetection {name}" for name in ("DETR", "Deformable DETR", "DINO", "Mask2Former", "MaskFormer")
+)
+"""Formats of toolboxes, whose files are of any classes."""
 FOCAL_MODELS = (
     *("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO", "transformers Deformable DETR"),
     *("roboflow/rf-detr", "roboflow/rf-detr, with masks"),
     *("transformers RF-DETR", "transformers RF-DETR, with masks"),
     *REAL_TIME_MODELS,
     *POSE_MODELS,
+    *(name for name in TOOLBOX_MODELS if name.endswith((" Deformable DETR", " DINO"))),
 )
 """Formats whose class heads have no row for "no object"."""
+
+OTHER_MODELS = (
+    ("a Conditional DETR", ["cross_attn.qcontent_proj."]),
+    ("a DAB-DETR or a Conditional DETR", ["decoder.layers.0.ca_qcontent_proj."]),
+    ("a DDQ-DETR", ["dn_query_generator.", "query_map."]),
+    ("a Co-DETR", ["query_head.", "rpn_head."]),
+    ("a Sparse R-CNN or QueryInst", ["init_proposal_bboxes."]),
+    ("a cascade of R-CNNs", ["roi_head.bbox_head.1."]),
+    ("a Mask R-CNN", ["roi_head.mask_head."]),
+    ("a Faster R-CNN", ["roi_head.bbox_head."]),
+    ("a cascade of R-CNNs", ["roi_heads.box_predictor.1."]),
+    ("a Mask R-CNN", ["roi_heads.mask_head."]),
+    ("a Keypoint R-CNN", ["roi_heads.keypoint_head."]),
+    ("a Faster R-CNN", ["roi_heads."]),
+    ("a RetinaNet", ["bbox_head.retina_"]),
+    ("a RetinaNet or FCOS", ["head.cls_subnet.", "head.bbox_subnet."]),
+    ("a YOLOX", ["bbox_head.multi_level_"]),
+    ("a YOLO", ["bbox_head.convs_pred."]),
+    ("an RTMDet", ["bbox_head.rtm_"]),
+    ("a one-stage detector on anchors or points (FCOS, ATSS, GFL, SSD or the like)", ["bbox_head.", "cls"]),
+    ("a SOLO or CondInst", ["mask_head.", "bbox_head."]),
+    ("a YOLO", ["model.0.conv.weight", "model.1.conv.weight"]),
+)
+"""Models of mmdetection, detectron2, detrex and ultralytics that vitkit does not have, and parts of names by which they
+are known; the first that fits."""
 
 _COCO_ROWS = {
     91: COCO_CATEGORY_IDS,
@@ -80,6 +111,8 @@ def convert_official(
     for converter in READ_ORDER:
         if converter.matches(state):
             state = converter.table.read(dict(state), model)
+            if (assumed := _classes_of_toolbox(state, converter)) is not None:
+                return state, converter._replace(classes=assumed)
             if not has_coco_head(state, converter) and not has_objects365_head(state):
                 # The original code was trained on other classes.
                 return state, converter._replace(classes=None)
@@ -132,6 +165,19 @@ def has_objects365_head(state: State) -> bool:
     return _all_heads_have(state, (OBJECTS365_NUM_ROWS,))
 
 
+def _classes_of_toolbox(state: State, converter: Format) -> tuple[str, ...] | None:
+    """Return COCO's classes, panoptic or not, for a toolbox's model of as many; None for all others."""
+    no_object = converter.name not in FOCAL_MODELS
+    coco = COCO_CLASSES, COCO_PANOPTIC_CLASSES
+    of_toolbox = converter.name in TOOLBOX_MODELS
+    return next((names for names in coco if of_toolbox and _all_heads_have(state, (len(names) + no_object,))), None)
+
+
+def describe_other(state: Mapping[str, Any]) -> str | None:
+    """Describe the weights of another toolbox's model that vitkit does not have; None for all others."""
+    return next((name for name, marks in OTHER_MODELS if all(any(m in key for key in state) for m in marks)), None)
+
+
 def _all_heads_have(state: State, rows: Sequence[int]) -> bool:
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
     return bool(heads) and all(isinstance(head, Tensor) and head.ndim > 0 and len(head) in rows for head in heads)
@@ -144,7 +190,7 @@ def describe(state: State, converter: Format) -> str:
         state: its tensors, under the stored names.
         converter: the converter of its format.
     """
-    name = re.compile(r"(?:^|\.)(?:class_embed|dec_score_head)\.(?:\d+\.)?weight$")
+    name = re.compile(r"(?:^|\.)(?:class_embed|dec_score_head|fc_cls|cls_branches|cls_embed)\.(?:\d+\.)?weight$")
     head = next((value for key, value in state.items() if name.search(key)), None)
     if head is None or head.ndim == 0:
         return converter.name

@@ -4,6 +4,9 @@ The names of microsoft/Swin-Transformer and timm are the same as vitkit's. Newer
 spell some of theirs differently in memory; files keep the spelling that is written here.
 """
 
+import math
+
+import torch
 from torch import nn
 
 from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
@@ -64,6 +67,19 @@ def library_swin(theirs: str, ours: str, *, second: bool = False, stage: str = "
             ],
         ),
     ]
+
+
+def write_position_indices(state: State, model: nn.Module) -> State:
+    """Write each pixel pair's index into a window's bias table, which is a buffer in other projects."""
+    indices = {}
+    for key, table in state.items():
+        if key.endswith(".relative_position_bias_table"):
+            side = (math.isqrt(len(table)) + 1) // 2
+            pixels = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+            offsets = pixels[:, None] - pixels + side - 1
+            index = offsets[..., 0] * (2 * side - 1) + offsets[..., 1]
+            indices[key.replace("bias_table", "index")] = index
+    return state | indices
 
 
 def without_last_norm(ours: str) -> Custom:

@@ -1,16 +1,19 @@
-"""Write vitkit's weights with the names of the original repositories, or of the transformers library."""
+"""Write vitkit's weights with the names of the original repositories, or of another library."""
 
 from typing import Literal, NamedTuple
 
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converters.formats import OFFICIAL, TRANSFORMERS
+from vitkit.model_zoo.converters.formats import MMDETECTION, OFFICIAL, TRANSFORMERS
 from vitkit.model_zoo.converters.key_table import State
+
+Target = Literal["official", "transformers", "mmdetection"]
+"""Whose names weights may get."""
 
 _FORMATS = {
     target: [form for form in formats if form.model]
-    for target, formats in (("official", OFFICIAL), ("transformers", TRANSFORMERS))
+    for target, formats in (("official", OFFICIAL), ("transformers", TRANSFORMERS), ("mmdetection", MMDETECTION))
 }
 _OURS = ("head.", "neck.", "encoder.", "decoder.")
 """Beginnings of the names that no other project uses."""
@@ -36,12 +39,12 @@ class Written(NamedTuple):
         return nested
 
 
-def write_names(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
+def write_names(model: nn.Module, target: Target) -> Written:
     """Return a model's weights with another project's names.
 
     Args:
         model: the model; for a classifier, its backbone is written.
-        target: the original repository of the model, or the transformers library.
+        target: the original repository of the model, or another library.
     Raises:
         CheckpointError: the target does not have the model, or lacks one of its parts.
     """

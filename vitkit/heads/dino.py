@@ -13,7 +13,7 @@ from vitkit.nn.deformable_transformer import DeformableDecoderLayer, DeformableE
 from vitkit.nn.detection import check_channels, class_head
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import BoxSelection
-from vitkit.nn.refining_decoder import RefiningDecoder
+from vitkit.nn.refining_decoder import LOGIT_EPS, RefiningDecoder
 from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
@@ -31,6 +31,8 @@ class DINOHead(QueryHead):
         d_model, num_heads, num_points, d_ffn, dropout: of all layers, see `vitkit.nn.deformable_transformer`.
         share_heads: whether all decoder layers predict with the same heads, as in the published models.
         look_forward_twice: whether the loss of a layer's boxes also trains the previous layer (section 3.5).
+        box_eps: distance to 0 and 1 to which coordinates are clamped before a box is predicted around them; 1e-5 in
+            mmdetection.
         masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: a map does not have `d_model` channels, or there are no queries.
@@ -55,6 +57,7 @@ class DINOHead(QueryHead):
         num_decoder_layers: int = 6,
         share_heads: bool = True,
         look_forward_twice: bool = True,
+        box_eps: float = LOGIT_EPS,
         masks: Spec | None = None,
     ):
         super().__init__()
@@ -68,7 +71,9 @@ class DINOHead(QueryHead):
         self.level_embed = nn.Parameter(torch.empty(num_levels, d_model))
         self.encoder = DeformableEncoder(num_encoder_layers, d_model, num_levels, **layer)
         layers = [DeformableDecoderLayer(d_model, num_levels, **layer) for _ in range(num_decoder_layers)]
-        self.decoder = RefiningDecoder(layers, d_model, num_predictors, look_forward_twice=look_forward_twice)
+        self.decoder = RefiningDecoder(
+            layers, d_model, num_predictors, look_forward_twice=look_forward_twice, prediction_eps=box_eps
+        )
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in range(num_predictors))
         self.proposals = BoxSelection("DINO", d_model, partial(class_head, d_model, num_classes), num_queries)
         nn.init.normal_(self.level_embed)

@@ -2,7 +2,9 @@
 
 import argparse
 import pickle
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,10 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 
 
-class _UnreadArray:
-    """Placeholder for a numpy array or number in a PyTorch file."""
+class _Unread:
+    """Placeholder for an object in a PyTorch file, such as a numpy array or number."""
 
-    # Weights contain neither, so nothing reads it.
+    # Weights contain none, so nothing reads it.
 
     def __init__(self, *_: Any):
         pass
@@ -23,9 +25,14 @@ class _UnreadArray:
     def __setstate__(self, state: Any) -> None:
         pass
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    append = extend = add = __setstate__
+
 
 def _stand_in(module: str, name: str) -> type:
-    return type(name, (_UnreadArray,), {"__module__": module})
+    return type(name, (_Unread,), {"__module__": module})
 
 
 SAFE_GLOBALS = [
@@ -36,6 +43,34 @@ SAFE_GLOBALS = [
 ]
 """Types allowed in a weights-only read of a PyTorch file besides tensors and plain values: argparse settings (plain
 values) in official training checkpoints; and numpy's numbers in fairseq's training statistics, which are left out."""
+
+
+class _Rebuild:
+    """One of PyTorch's functions that make tensors of stored values; without attributes that a file could set."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any) -> Any:
+        return getattr(torch._utils, self._name)(*args)
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """Unpickles tensors, plain values and containers; what else a file names becomes a placeholder, never called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+            return _Rebuild(name)
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _stand_in(module, name)
+
+
+inert_pickle = SimpleNamespace(Unpickler=_InertUnpickler, load=None, __name__="inert_pickle")
+"""What `torch.load` unpickles a file with whose objects are not to be made."""
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:

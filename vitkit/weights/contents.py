@@ -22,8 +22,9 @@ _OF_DINO = {"backbone.cls_token", "head.last_layer.weight_v"}
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[str] = ()) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, removing wrappers: {"ema": {"module": ...}}, {"model": ...}, "model_state",
-    "state_dict" or "teacher", the prefix "module.", and in a file of Lightning "model.". If it was written in the
-    training of DINO or iBOT, these are the teacher's backbone; what LoRA trained is merged into its layers.
+    "state_dict" or "teacher", the prefix "module.", in a file of Lightning "model.", and mmcv's second weights. If it
+    was written in the training of DINO or iBOT, these are the teacher's backbone; what LoRA trained is merged into its
+    layers.
 
     Args:
         name: name of the checkpoint, for errors.
@@ -45,6 +46,9 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[s
     if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
         state = state["module"]
     tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if "meta" in checkpoint:
+        # mmcv's moving averages: whoever stores them has already exchanged the weights for them.
+        tensors = {key: value for key, value in tensors.items() if not key.startswith("ema_")}
     if "pytorch-lightning_version" in checkpoint and any(key.startswith("model.") for key in tensors):
         # The other entries are those of the losses.
         tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
@@ -57,6 +61,19 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str, *, parts: Sequence[s
         raise CheckpointError(f"{name}: contains no tensors (keys: {keys}). Expected a model's state dict.")
     about = checkpoint.get(LORA)
     return merge_pairs(tensors, about, name) if isinstance(about, Mapping) else tensors
+
+
+def stated_classes(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the classes and things that a checkpoint of mmengine's runner states, or mmcv's, as vitkit's have them."""
+    meta = checkpoint.get("meta")
+    stated = meta.get("dataset_meta", meta) if isinstance(meta, Mapping) else None
+    if not isinstance(stated, Mapping):
+        return {}
+    classes = stated.get("classes", stated.get("CLASSES"))
+    things = stated.get("thing_classes", stated.get("THING_CLASSES"))
+    if not isinstance(classes, list | tuple) or not isinstance(things, list | tuple):
+        return {} if classes is None else {"classes": classes}
+    return {"classes": classes, "things": [name in things for name in classes]}
 
 
 def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:

@@ -60,6 +60,8 @@ class LoadReport:
     """Where the classes differ: the classes whose rows of other class-head entries were loaded, by name."""
     unnamed_classes: bool = False
     """Whether class heads were loaded row by row, because the checkpoint does not name its classes."""
+    assumed_classes: bool = False
+    """Whether the checkpoint of a toolbox does not name its classes, and has as many as COCO."""
     new_parts: list[str] = field(default_factory=list)
     """Prefixes of the model's parts that were not loaded, because the checkpoint has no entries for them."""
     left_out: list[str] = field(default_factory=list)
@@ -107,6 +109,8 @@ class LoadReport:
             parts.append(f"classes differ, so these are newly initialized: {', '.join(self.reinitialized)}")
         if self.unnamed_classes:
             parts.append("it does not name its classes, so rows of the class head are taken by their numbers")
+        if self.assumed_classes:
+            parts.append("it does not name its classes; as they are as many, they are taken for COCO's")
         if self.new_parts:
             parts.append(
                 f"not in it, so these are newly initialized: {', '.join(part.rstrip('.') for part in self.new_parts)}"
@@ -181,14 +185,17 @@ def load_weights(
     report, expected = LoadReport(name, official and official.name), model.state_dict()
     if new_class_head:
         _match_tokens(model, state, expected, checkpoint.get("vocabularies"))
-    origin = describe_run(checkpoint) or (official and converters.describe(stored, official))
+    described = converters.describe(stored, official) if official else converters.describe_other(stored)
+    origin = describe_run(checkpoint) or described
     if not partial and not _is_of_another_model(model, state, expected):
         _check_variant(name, model, state, expected)
     elif not partial and strict:
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
-    if stated := classes_of(checkpoint, name) or (official and official.classes):
+    named = classes_of(checkpoint, name)
+    if stated := named or (official and official.classes):
         trained_classes = stated
+        report.assumed_classes = not named and official is not None and official.name in converters.TOOLBOX_MODELS
     elif trained_classes and not _have_rows_of(trained_classes, classes, model, state, expected):
         trained_classes = None
     fresh = _take_class_rows(report, model, state, expected, trained_classes, classes, class_map)

@@ -14,7 +14,8 @@ from vitkit import model_zoo
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
-from vitkit.weights.array_files import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.weights.array_files import SAFE_GLOBALS, inert_pickle, read_arrays, read_pickled_arrays
+from vitkit.weights.contents import stated_classes
 from vitkit.weights.transformers_folder import (
     INDEX_SUFFIX,
     WEIGHTS,
@@ -158,13 +159,30 @@ def _check_exists(path: Path) -> None:
 
 def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     try:
-        with torch.serialization.safe_globals(SAFE_GLOBALS):
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        try:
+            with torch.serialization.safe_globals(SAFE_GLOBALS):
+                state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        except pickle.UnpicklingError:
+            if (state := _load_runner(path, mmap=mmap)) is None:
+                raise
     except Exception as error:  # a damaged file, or a text file, can make the unpickler raise anything
         raise _unreadable(path, error) from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: contains a {type(state).__name__}; expected a dict of tensors.")
-    return state
+    return stated_classes(state) | dict(state)
+
+
+def _load_runner(path: Path, *, mmap: bool) -> Mapping[str, Any] | None:
+    """Return meta and weights of a checkpoint of mmengine's runner, whose other entries are objects; None for other
+    files."""
+    if not _is_archive(path):
+        return None
+    with zipfile.ZipFile(path) as file:
+        if any(name.endswith("/constants.pkl") for name in file.namelist()):
+            return None  # TorchScript, which torch would run
+    state = torch.load(path, map_location="cpu", pickle_module=inert_pickle, weights_only=False, mmap=mmap)
+    is_runner = isinstance(state, Mapping) and all(isinstance(state.get(k), Mapping) for k in ("meta", "state_dict"))
+    return {key: state[key] for key in ("meta", "state_dict")} if is_runner else None
 
 
 def _check_sizes(path: Path, max_compression: int) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from vitkit import build_dataset, build_model, load_config
 from vitkit.apps.export_reading.settings import ExportSettings
 from vitkit.apps.inference import Prediction, Predictor, find_model, is_config_only, load
-from vitkit.apps.inference.trained_classes import read_trained_classes
+from vitkit.apps.inference.trained_classes import TrainedOn, read_trained_classes
 from vitkit.config import config_names, save_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
@@ -317,10 +317,10 @@ def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults():
     assert read_trained_classes({}, "official.pth", {"model": {"type": "Classifier"}}).classes[0].startswith("tench")
     streets = {"type": "CityscapesPanoptic", "classes": ["sky", "car", "road"], "things": ["car"]}
     known = read_trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets}})
-    assert known == (["sky", "car", "road"], [False, True, False])
+    assert known == TrainedOn(["sky", "car", "road"], [False, True, False])
     known = read_trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets | {"task": "instance"}}})
-    assert known == (["car"], [True])
-    assert read_trained_classes({"classes": ["cat"], "things": [False]}, "run.pth", stated) == (["cat"], [False])
+    assert known == TrainedOn(["car"], [True])
+    assert read_trained_classes({"classes": ["cat"], "things": [False]}, "run.pth", stated) == TrainedOn(["cat"], [False])
 
 
 def test_results_of_an_official_model_have_cocos_category_ids(run, tmp_path):

@@ -16,7 +16,7 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.devices import Precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.output import write_text
-from vitkit.model_zoo.converters import Written, write_names
+from vitkit.model_zoo.converters import Target, Written, write_names
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint
 from vitkit.weights.hub import PREPROCESSOR
@@ -24,7 +24,7 @@ from vitkit.weights.locate import Located
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
 from vitkit.weights.transformers_folder import CONFIG, MODEL_ENTRIES
 
-NAMES = ("official", "transformers", "vitkit")
+NAMES = ("official", "transformers", "mmdetection", "vitkit")
 ENDINGS = (".pth", ".safetensors")
 _OTHER_FILES = (".pt", ".bin", ".ckpt")
 """Extensions that are not meant as the name of a folder."""
@@ -49,7 +49,7 @@ def convert(
     model: str | Path | Mapping[str, Any],
     out: str | Path,
     *,
-    to: Literal["official", "transformers", "vitkit"] = "vitkit",
+    to: Target | Literal["vitkit"] = "vitkit",
     weights: str | Path | None = None,
     classes: Sequence[str] | None = None,
     precision: Precision = "fp32",
@@ -67,11 +67,13 @@ def convert(
         model: see `find_model`.
         out: a .pth or .safetensors file; for transformers also a folder, which its `from_pretrained` reads:
             config.json, weights, the preparation of images, a text model's tokens, and a model card, see `card_path`.
-        to: whose names the weights get: those of the model's original project, of the transformers library, or of
-            vitkit. With vitkit's, a file also has the config, the classes or vocabularies, and what evaluation has
-            measured, so that it can be loaded by itself.
+        to: whose names the weights get: those of the model's original project, of the transformers library, of
+            mmdetection, or of vitkit. With mmdetection's, a .pth file also has the classes. With vitkit's, a file also
+            has the config, the classes or vocabularies, and what evaluation has measured, so that it can be loaded by
+            itself.
         weights: weights for a config; None: those of `model`.
-        classes: those to keep, in the order that they are to have, see `load`; None: all. The rest is left out.
+        classes: those to keep, in the order that they are to have, see `load`; None: all. The rest is left out. Of
+            weights that do not name theirs, the names of all.
         precision: of the stored floating-point numbers; fp16 and bf16 halve a file, and loading makes them fp32 again.
         license: license of the weights, for the model card; None: for models of the zoo, the one that it lists.
         overrides, trust: see `load`.
@@ -111,6 +113,9 @@ def convert(
         write_safetensors(out, written.state, kept)
     elif to == "transformers":  # whose files contain only weights
         save_checkpoint(out, written.state)
+    elif to == "mmdetection":
+        about = {"classes": list(getattr(loaded, "classes", ()))}
+        save_checkpoint(out, {"meta": {"dataset_meta": about}, "state_dict": written.state})
     else:
         save_checkpoint(out, {**written.nested(), **kept})
     return Converted(out, written.format, len(written.state), loaded.report)

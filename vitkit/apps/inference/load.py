@@ -23,6 +23,7 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.trained_classes import TrainedOn, category_ids_of, keypoints_of, read_trained_classes
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
+from vitkit.apps.interop.toolboxes import is_of_toolbox, read_toolbox_config
 from vitkit.apps.interop.transformers_configs import check_architecture, read_config
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.clip_sampling import ClipSampling
@@ -93,8 +94,9 @@ def load(
         weights: see `find_usable`; None: those of `source`.
         overrides: `key.sub=value` changes to the config.
         classes: names of the labels, of those that it was trained on, in any order: the others are left out of the
-            model; None: all, see `read_trained_classes`, which are also what a text-prompted model looks for unless it
-            is told otherwise. Any phrases are classes of such a model.
+            model; of weights that do not name them, the names of all; None: all, see `read_trained_classes`, which are
+            also what a text-prompted model looks for unless it is told otherwise. Any phrases are classes of such a
+            model.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast, for models of images; an exported file keeps its own.
@@ -118,6 +120,14 @@ def load(
     trained = TrainedOn((), None)
     if _has_classes(config, located, vocabularies):
         trained = read_trained_classes(located.metadata, str(located), config)
+        if not trained.named and classes is not None and len(classes) == len(trained.classes):
+            trained = trained._replace(classes=list(classes))  # which are the names that they lack
+        elif not trained.named and is_of_toolbox(located):
+            raise CheckpointError(
+                f"{located}: does not name its {pluralize(len(trained.classes), 'classes')}. Name all of them in the "
+                "order of its head: classes=[NAME, ...] of vitkit.load, or vitkit convert --classes NAME,NAME,... --to "
+                "vitkit, which writes them into a file."
+            )
         classes = trained.classes if classes is None else list(classes)
         things = trained.pick(trained.things, classes) if things is None else things
         _check_things(str(located if isinstance(source, Mapping) else source), config, things)
@@ -261,6 +271,8 @@ def _config_of(model: Located, overrides: Sequence[str], trust: bool) -> Config:
             "export the changed model."
         )
     config = model.metadata.get("config")
+    if not isinstance(config, str) and (found := read_toolbox_config(model, overrides, trust=trust)) is not None:
+        return found
     if not isinstance(config, str):
         raise CheckpointError(
             f"{model}: has no config, unlike a run's checkpoint, so its model is not known. Give its config as well: "

@@ -24,6 +24,8 @@ class TrainedOn(NamedTuple):
     classes: Sequence[str]
     things: Sequence[bool] | None
     """Whether each class has instances; None if unknown."""
+    named: bool = True
+    """Whether their names are known; otherwise they are numbers."""
 
     def pick(self, values: Sequence[T] | None, classes: Sequence[str]) -> list[T] | None:
         """Return the values of some classes, of those that each has here, by name; None if one has none."""
@@ -59,7 +61,7 @@ def read_trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mappi
     model = config["model"] if isinstance(config["model"], Mapping) else {"type": config["model"]}
     num_classes = model.get("num_classes")
     if num_classes not in (None, *_NUMBERS_WITH_NAMES):
-        return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
+        return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"), named=False)
     constructor, _ = MODELS.resolve(model, "model")
     if "text" in getattr(constructor, "takes", ()):
         return TrainedOn([], None)
