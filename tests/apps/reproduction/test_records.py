@@ -104,6 +104,9 @@ def test_an_edit_by_hand_is_found(edit, tmp_path, capsys):
         ({"metrics": {"bbox/AP": 0.43}}, "states box AP 42.06, but bbox/AP is 0.43"),
         ({"weights": {}}, "has another form .KeyError: 'sha256'"),
         ({"versions": None}, "has another form"),
+        ({"figures": 7}, "has another form"),
+        ({"metrics": {"bbox/AP": 10**400}}, "has another form"),
+        ({"timing": {}}, "has another form .KeyError: 'date'"),
         ({"name": "other"}, "is the record other.json"),
     ],
 )

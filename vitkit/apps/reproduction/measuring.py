@@ -19,7 +19,7 @@ from vitkit.apps.inference import find_trained
 from vitkit.apps.inference.load import find_usable
 from vitkit.apps.reproduction.data_checks import check_data, known_data
 from vitkit.apps.reproduction.figures import compare_figures
-from vitkit.apps.reproduction.records import Figure, Record, file_name, read_record
+from vitkit.apps.reproduction.records import Figure, Record, file_name, read_record, read_records
 from vitkit.apps.training.api import as_overrides, check_resumable, process_group, train
 from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.testing import Evaluation, evaluate_model, evaluation_precision
@@ -239,6 +239,7 @@ def _measure(
         raise ConfigError(f"{stated.name}: none of its figures is published (model_zoo/models.md).")
     if path.exists() and not overwrite:
         raise ConfigError(f"{path}: there is a record already. Choose another --out, or replace it (--overwrite).")
+    read_records(out)  # which its table will list
     if stated.is_trained_first and not train_first:
         raise ConfigError(
             f"{stated.name}: its weights are not published. vitkit reproduce {stated.name} --train trains them, "

@@ -166,7 +166,7 @@ def read_record(path: str | Path) -> Record:
         record = Record(**{each.name: content[each.name] for each in fields(Record)} | {"figures": figures})
         _check(record, content, path)
         record.line()  # which reads the rest
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
         raise DataError(f"{path}: has another form ({type(error).__name__}: {error}). {_REMEDY}") from error
     return record
 
