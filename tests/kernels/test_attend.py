@@ -73,3 +73,20 @@ def test_bfloat16_trains_with_the_float32_kernel_on_a_cpu(with_bias):
     gradients = torch.autograd.grad(output, (q, k, v), direction)
     expected = torch.autograd.grad(precise, (q, k, v), direction.float())
     assert all(torch.equal(gradient, value) for gradient, value in zip(gradients, expected))
+
+
+def test_dropout_in_bfloat16_drops_the_same_weights_with_the_same_gradients():
+    q, k, v = (torch.randn(2, 3, length, 8).bfloat16().requires_grad_() for length in (20, 30, 30))
+    bias = torch.zeros(2, 1, 1, 30).masked_fill(torch.arange(30) > 25, -torch.inf)
+    direction = torch.randn(2, 3, 20, 8)
+    results = []
+    for inputs in ((q, k, v), tuple(x.detach().float().requires_grad_() for x in (q, k, v))):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inputs[0].dtype == torch.bfloat16):
+            output = scaled_dot_product_attention(*inputs, bias, dropout_p=0.3)
+            # A backward pass inside autocast computes in the same dtypes.
+            gradients = torch.autograd.grad(output, inputs, direction.to(output.dtype))
+        results.append([output, *gradients])
+    for found, expected in zip(*results):
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.float(), expected, rtol=0.03, atol=0.03)

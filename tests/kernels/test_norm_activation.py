@@ -34,6 +34,27 @@ def test_fast_path_has_the_values_gradients_and_statistics_of_the_plain_one(kind
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["silu", "scale"])
+def test_bfloat16_is_rounded_no_more_than_by_the_plain_steps_and_stays_bfloat16(kind):
+    torch.manual_seed(0)
+    norm, x = nn.BatchNorm2d(6), torch.randn(4, 6, 15, 17)
+    weights = torch.randn_like(x)
+    results = []
+    for choice, dtype in (("plain", torch.float32), ("fast", torch.bfloat16), ("plain", torch.bfloat16)):
+        layer, leaf = copy.deepcopy(norm), x.to(dtype).requires_grad_()
+        scalars = [torch.tensor([value]).requires_grad_() for value in (-0.7123, 0.3456)][: 2 * (kind == "scale")]
+        with use_kernels(choice), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            output = norm_silu(leaf, layer) if kind == "silu" else norm_relu_scale(leaf, layer, *scalars)
+        inputs = [leaf, *layer.parameters(), *scalars]
+        gradients = torch.autograd.grad((output * weights).sum(), inputs)
+        assert all(gradient.dtype == value.dtype for gradient, value in zip(gradients, inputs))
+        results.append([output.detach(), *gradients])
+    assert results[1][0].dtype == torch.bfloat16
+    for expected, fast, plain in zip(*results, strict=True):
+        limit = 1.5 * (plain - expected).abs().max() + 0.01 * expected.abs().max()
+        assert (fast - expected).abs().max() <= limit
+
+
 def test_only_the_input_is_stored():
     norm, x = nn.BatchNorm2d(6), torch.randn(2, 6, 5, 7, requires_grad=True)
     stored = []

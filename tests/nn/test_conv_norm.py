@@ -35,6 +35,28 @@ def test_norm_and_convolution_equal_one_after_the_other(groups, norm_class, trai
         torch.testing.assert_close(conv_norm(x, conv, norm), expected)
 
 
+def test_a_trained_convolution_in_autocast_is_rounded_no_more_than_its_output_would_be():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(16, 32, 3, bias=False), FrozenBatchNorm2d(32)
+    for statistics in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        statistics.uniform_(0.5, 1.5)
+    x, expected = torch.randn(2, 16, 12, 12), None
+    errors = []
+    for enabled, compute in (
+        (False, conv_norm),
+        (True, conv_norm),
+        (True, lambda x, conv, norm: norm(conv(x)).bfloat16()),
+    ):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            output = compute(x, conv, norm)
+        (gradient,) = torch.autograd.grad(output.float().square().sum(), conv.weight)
+        expected = expected or (output.detach(), gradient)
+        errors.append([float((a - b).abs().mean() / b.abs().mean()) for a, b in zip((output, gradient), expected)])
+    _, (value, gradient), (value_in_steps, gradient_in_steps) = errors
+    assert 0 < value < 1.2 * value_in_steps
+    assert 0 < gradient < 1.2 * gradient_in_steps
+
+
 def test_branches_are_merged_in_inference():
     block = randomize(RepBlock(3)).eval()
     x = torch.randn(2, 3, 6, 5, dtype=torch.float64)

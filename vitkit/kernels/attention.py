@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vitkit.kernels import is_traced, plain_only
-from vitkit.kernels.linear import draw_dropped
+from vitkit.kernels.linear import draw_dropped, without_autocast
 
 
 def scaled_dot_product_attention(
@@ -29,7 +29,8 @@ def scaled_dot_product_attention(
     if bias is not None:
         bias = bias.to(q.dtype)
     if dropout_p and _drops_on_cpu(q, k, v):
-        return AttendWithDropout.apply(q, k, v, bias, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
+        with torch.autocast("cpu", enabled=False):
+            return AttendWithDropout.apply(q, k, v, bias, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
     if not dropout_p and _learns_in_bfloat16_on_cpu(q, k, v):
         # The fused kernel's backward pass is up to four times slower in bfloat16 than in float32. With float32, a step
         # of ViT-S (224x224, batch 4) takes 0.95 of the time and one of bccd/rt_detr (176x240, batch 4) 0.93.
@@ -46,8 +47,11 @@ def _learns_in_bfloat16_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _drops_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    is_precise = q.device.type == "cpu" and q.dtype == k.dtype == v.dtype in (torch.float32, torch.float64)
-    return is_precise and torch.is_grad_enabled() and not is_traced() and not torch.is_autocast_enabled("cpu")
+    dtype = q.dtype
+    if q.device.type != "cpu" or not dtype == k.dtype == v.dtype or not torch.is_grad_enabled() or is_traced():
+        return False
+    # Autocast would convert the others.
+    return dtype == torch.bfloat16 or (dtype.itemsize >= 4 and not torch.is_autocast_enabled("cpu"))
 
 
 class AttendWithDropout(torch.autograd.Function):
@@ -72,6 +76,7 @@ class AttendWithDropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of q, k and v."""
         q, k, v, weights = ctx.saved_tensors

@@ -81,16 +81,17 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def _is_in_autocast(x: Tensor) -> bool:
+def is_in_autocast(x: Tensor) -> bool:
+    """Return whether operators on a tensor convert it to half precision, where they gain from that."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)  # meta tensors have no autocast
 
 
-def _without_autocast(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+def without_autocast(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
     """Let a backward pass compute in the dtypes of the forward pass, also if it is called inside autocast."""
 
     @functools.wraps(backward)
     def compute(ctx: Any, grad: Tensor) -> Any:
-        if not _is_in_autocast(grad):
+        if not is_in_autocast(grad):
             return backward(ctx, grad)
         with torch.autocast(grad.device.type, enabled=False):
             return backward(ctx, grad)
@@ -110,7 +111,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @_without_autocast
+    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
@@ -142,7 +143,7 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _as_in_autocast(x: Tensor, *others: Tensor | None) -> Iterator[Tensor | None]:
     """Convert tensors to the dtype that autocast computes products in, if it is on; it leaves float64 as it is."""
-    if not _is_in_autocast(x) or x.dtype == torch.float64:
+    if not is_in_autocast(x) or x.dtype == torch.float64:
         return iter((x, *others))
     dtype = torch.get_autocast_dtype(x.device.type)
     return (tensor if tensor is None else tensor.to(dtype) for tensor in (x, *others))
@@ -158,7 +159,7 @@ class _GeluLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @_without_autocast
+    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()

@@ -41,7 +41,8 @@ def _is_trained_on_cpu(x: Tensor, norm: nn.Module) -> bool:
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None
-        and x.dtype == norm.weight.dtype == torch.float32
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and norm.weight.dtype == torch.float32
         and x.numel() > x.shape[1]  # a single value for each channel is refused by the norm itself
         and torch.is_grad_enabled()
         and not plain_only()
@@ -78,7 +79,8 @@ class _NormActivation(torch.autograd.Function):
         ctx.eps = eps
         if scale is None:
             return F.silu(normalized, inplace=True)
-        return normalized.relu_().mul_(scale).add_(shift)
+        # Scalars leave the output in half precision, and are not rounded to it themselves.
+        return normalized.relu_().mul_(scale.view(())).add_(shift.view(()))
 
     @staticmethod
     @once_differentiable
@@ -91,8 +93,9 @@ class _NormActivation(torch.autograd.Function):
             grad = torch.ops.aten.silu_backward(grad, normalized)
         else:
             activations = normalized.relu_()
-            grad_scale, grad_shift = (grad * activations).sum().view(1), grad.sum().view(1)
-            grad = torch.ops.aten.threshold_backward(grad * scale, activations, 0)
+            grad_scale = (grad * activations).sum(dtype=scale.dtype).view(1)
+            grad_shift = grad.sum(dtype=scale.dtype).view(1)
+            grad = torch.ops.aten.threshold_backward(grad * scale.view(()), activations, 0)
         grads = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, None, None, mean, inverse_std, True, ctx.eps, [True, True, True]
         )

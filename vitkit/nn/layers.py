@@ -13,7 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.kernels import plain_only
-from vitkit.kernels.linear import gelu_linear, linear, relu_dropout
+from vitkit.kernels.linear import gelu_linear, is_in_autocast, linear, relu_dropout
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -73,13 +73,13 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
     if torch.is_grad_enabled() and conv.weight.requires_grad:
         if not isinstance(norm, FrozenBatchNorm2d):
             return norm(conv(x))
-        # Scaled weights would be stored for the backward pass, as many as the network has; so scale the output in
-        # place.
-        scale, shift = _scale_and_shift(norm)
-        return conv(x).mul_(scale.view(1, -1, 1, 1)).add_(shift.view(1, -1, 1, 1))
-    if not is_fixed(norm):
+        if not is_in_autocast(x):
+            # Scaled weights would be stored for the backward pass; autocast stores converted ones in any case.
+            scale, shift = (value.view(1, -1, 1, 1) for value in _scale_and_shift(norm))
+            return conv(x).mul_(scale).add_(shift)
+    elif not is_fixed(norm):
         return norm(conv(x))
-    if x.is_cuda:  # one kernel, where merging has six that take longer to launch than to run
+    elif x.is_cuda:  # one kernel, where merging has six that take longer to launch than to run
         return F.batch_norm(conv(x), norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
     return F.conv2d(x, *merge_norm(conv, norm), conv.stride, conv.padding, conv.dilation, conv.groups)
 
