@@ -316,6 +316,8 @@ def test_a_record_edited_by_hand_stops_what_reads_it(zoo):
     assert "edited by hand" in fails(str(path), "--out", "again")
     assert "edited by hand" in fails("stub")  # whose table would list it
     assert not Path("again").exists() and not Path("records/stub.json").exists()
+    run("stub", "--images", "5", "--overwrite")
+    assert read_record(path).figures[0].published == 79.6
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vitkit.apps.inference import find_trained
 from vitkit.apps.inference.load import find_usable
 from vitkit.apps.reproduction.data_checks import check_data, known_data
 from vitkit.apps.reproduction.figures import compare_figures
-from vitkit.apps.reproduction.records import Figure, Record, file_name, read_record, read_records
+from vitkit.apps.reproduction.records import Figure, Record, file_name, read_record
 from vitkit.apps.training.api import as_overrides, check_resumable, process_group, train
 from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.testing import Evaluation, evaluate_model, evaluation_precision
@@ -235,23 +235,11 @@ def _measure(
     """Check the data, get the weights, evaluate them, and write a record; see `reproduce`."""
     split = split or stated.split
     path = out / file_name(stated.name, split, images)
-    if not stated.figures:
-        raise ConfigError(f"{stated.name}: none of its figures is published (model_zoo/models.md).")
     if path.exists() and not overwrite:
         raise ConfigError(f"{path}: there is a record already. Choose another --out, or replace it (--overwrite).")
-    read_records(out)  # which its table will list
-    if stated.is_trained_first and not train_first:
-        raise ConfigError(
-            f"{stated.name}: its weights are not published. vitkit reproduce {stated.name} --train trains them, "
-            f"{stated.entry['processor_minutes']} minutes of one core, and then measures them."
-        )
-    required = stated.entry.get("requires")
-    settable = [*_SETTABLE, *stated.entry.get("settable", ()), *([required] if required else [])]
-    for setting in settings:
-        if setting.partition("=")[0] not in settable:
-            raise ConfigError(f"{setting}: would measure another model. Only {' and '.join(settable)} can be set.")
-    if required and not any(setting.startswith(f"{required}=") for setting in settings):
-        raise ConfigError(f"{stated.name}: its figure is from weights of another project: give {required}=FILE.")
+    for other in {*out.glob("*.json")} - {path}:
+        read_record(other)  # the table will list it
+    _check_request(stated, settings, train_first=train_first)
     config = stated.config(settings)
     stated.add_split(config, split)
     data = check_data(config, stated.entry["dataset"], split, published=not stated.is_trained_first)
@@ -282,6 +270,24 @@ def _measure(
                 record.write(out)
                 files.remove()
         return broadcast_object(record)
+
+
+def _check_request(stated: Stated, settings: Sequence[str], *, train_first: bool) -> None:
+    """Raise a ConfigError if a model has no figures, or not with these settings, or is to be trained first."""
+    if not stated.figures:
+        raise ConfigError(f"{stated.name}: none of its figures is published (model_zoo/models.md).")
+    if stated.is_trained_first and not train_first:
+        raise ConfigError(
+            f"{stated.name}: its weights are not published. vitkit reproduce {stated.name} --train trains them, "
+            f"{stated.entry['processor_minutes']} minutes of one core, and then measures them."
+        )
+    required = stated.entry.get("requires")
+    settable = [*_SETTABLE, *stated.entry.get("settable", ()), *([required] if required else [])]
+    for setting in settings:
+        if setting.partition("=")[0] not in settable:
+            raise ConfigError(f"{setting}: would measure another model. Only {' and '.join(settable)} can be set.")
+    if required and not any(setting.startswith(f"{required}=") for setting in settings):
+        raise ConfigError(f"{stated.name}: its figure is from weights of another project: give {required}=FILE.")
 
 
 def _train(config: Config, folder: Path, device: str | None) -> None:
