@@ -21,11 +21,6 @@ COCO_SIGMAS = {
     }.items() for side in ("left", "right")},
 }  # fmt: skip
 """The published sigmas of COCO's 17 keypoints, in its order."""
-COCO_SKELETON = [
-    (16, 14), (14, 12), (17, 15), (15, 13), (12, 13), (6, 12), (7, 13), (6, 7), (6, 8), (7, 9), (8, 10), (9, 11),
-    (2, 3), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7),
-]  # fmt: skip
-"""The limbs of COCO's person, counted from 1 as in its files."""
 DEFAULT_SIGMA = 0.05
 """The sigma of points that are not COCO's, about the median of these."""
 _SIDES = {"left": "right", "right": "left", "l": "r", "r": "l"}

@@ -25,9 +25,6 @@ from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
-_PAIRS = "lora"
-"""The submodule of a layer that has its pairs."""
-
 
 class LoRAOptions(TypedDict, total=False):
     """Options of `LoRA`."""
