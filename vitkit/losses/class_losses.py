@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
 from vitkit.errors import ConfigError
+from vitkit.losses.matched import MatchedLayers
 from vitkit.registry import nearest
 
 PUBLISHED = {
@@ -47,22 +48,14 @@ def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, flo
     return published | configured
 
 
-def sigmoid_loss(
-    name: str,
-    logits: Tensor,
-    query_indices: Sequence[Tensor],
-    labels: Tensor,
-    ious: Tensor,
-    *,
-    weights: Tensor | None = None,
-    **settings: float,
-) -> Tensor:
-    """Return the sums of the loss `name`; arguments as in `varifocal_loss`, settings as from `sigmoid_settings`."""
+def sigmoid_loss(name: str, matched: MatchedLayers, ious: Tensor, **settings: float) -> Tensor:
+    """Return the sums of the loss `name` for matched queries, whose boxes have `ious` (L, M); settings as from
+    `sigmoid_settings`."""
+    arguments = matched.logits, matched.indices, matched.labels
     if name == "focal":
-        return focal_loss(logits, query_indices, labels, weights=weights, **settings)
+        return focal_loss(*arguments, weights=matched.class_weights, **settings)
     losses = {"varifocal": varifocal_loss, "mal": matchability_aware_loss, "iou_aware": iou_aware_loss}
-    loss = losses[name]
-    return loss(logits, query_indices, labels, ious, weights=weights, **settings)
+    return losses[name](*arguments, ious, weights=matched.class_weights, **settings)
 
 
 def focal_loss(

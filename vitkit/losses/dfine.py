@@ -155,15 +155,7 @@ class DFINECriterion(SetCriterion):
     def _class_and_box_losses(self, sets: SetLayers, matched: MatchedLayers, pairs: Pairs) -> dict[str, Tensor]:
         boxes = sets.stack("pred_boxes")  # (L, B, Q, 4)
         ious = _ious(boxes[tuple(matched.indices)], _target_boxes(sets)[matched.target])
-        class_losses = sigmoid_loss(
-            self.class_loss,
-            matched.logits,
-            matched.indices,
-            matched.labels,
-            ious,
-            weights=matched.class_weights,
-            **self.sigmoid_settings,
-        )
+        class_losses = sigmoid_loss(self.class_loss, matched, ious, **self.sigmoid_settings)
         box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], _target_boxes(sets)[pairs.target])
         terms = {name: values.sum(1) / pairs.normalizer for name, values in box_losses.items()}
         labels = class_losses / (sets.repeats * matched.num_targets)

@@ -106,15 +106,7 @@ class KeypointCriterion(MatchedCriterion):
             return pose_terms(predicted, LabeledPoses(*(field[target] for field in poses)), sigmas)
 
         similarity = 1 - compare(points.detach()[tuple(matched.indices)], matched.target)["oks"]  # (L, M)
-        class_losses = sigmoid_loss(
-            self.class_loss,
-            matched.logits,
-            matched.indices,
-            matched.labels,
-            similarity,
-            weights=matched.class_weights,
-            **self.sigmoid_settings,
-        )
+        class_losses = sigmoid_loss(self.class_loss, matched, similarity, **self.sigmoid_settings)
         pairs = known_pairs(self, sets, matched) if sets.has_known_matches else union
         compared = compare(points[:, pairs.image, pairs.query], pairs.target)
         terms = {name: values.sum(1) / pairs.normalizer for name, values in compared.items()}

@@ -1,6 +1,7 @@
 """The set prediction loss of DETR (https://arxiv.org/abs/2005.12872) and its successors."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -151,16 +152,8 @@ class SetCriterion(MatchedCriterion):
             class_losses = self.cross_entropy(matched)
         else:
             ious = box_iou(cxcywh_to_xyxy(boxes.detach()), cxcywh_to_xyxy(target_boxes))
-            class_losses = sigmoid_loss(
-                self.class_loss,
-                self._exclude_uncounted_classes(matched, sets),
-                matched.indices,
-                matched.labels,
-                ious,
-                weights=matched.class_weights,
-                **self.sigmoid_settings,
-            )
-            class_losses = class_losses / box_normalizer
+            counted = replace(matched, logits=self._exclude_uncounted_classes(matched, sets))
+            class_losses = sigmoid_loss(self.class_loss, counted, ious, **self.sigmoid_settings) / box_normalizer
         box_losses = self.box_losses(boxes, target_boxes)
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
         return {"labels": class_losses, **terms}
