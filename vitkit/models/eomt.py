@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -200,6 +201,7 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
 
 
 @HOOKS.register
+@dataclass(eq=False, kw_only=True)
 class MaskAnnealing(Hook):
     """Mask fewer and fewer queries of an `EoMT`, one block after another (section 3.3 of the paper).
 
@@ -213,23 +215,21 @@ class MaskAnnealing(Hook):
             not positive.
     """
 
-    def __init__(
-        self, *, start_steps: Sequence[int] | None = None, end_steps: Sequence[int] | None = None, power: float = 0.9
-    ):
-        if (start_steps is None) != (end_steps is None):
+    start_steps: Sequence[int] | None = None
+    end_steps: Sequence[int] | None = None
+    power: float = 0.9
+
+    def __post_init__(self):
+        if (self.start_steps is None) != (self.end_steps is None):
             raise ConfigError("MaskAnnealing: expected both start_steps and end_steps, or neither.")
-        if start_steps is not None and end_steps is not None:
-            fits = len(start_steps) == len(end_steps) and all(a < b for a, b in zip(start_steps, end_steps))
-            if not fits:
+        if self.start_steps is not None and self.end_steps is not None:
+            starts, ends = list(self.start_steps), list(self.end_steps)
+            if len(starts) != len(ends) or any(start >= end for start, end in zip(starts, ends)):
                 raise ConfigError(
-                    f"MaskAnnealing: start_steps={list(start_steps)}, end_steps={list(end_steps)}: expected an end "
-                    "after each start."
+                    f"MaskAnnealing: start_steps={starts}, end_steps={ends}: expected an end after each start."
                 )
-        if not power > 0:
-            raise ConfigError(f"MaskAnnealing: power={power}: expected a value above 0.")
-        self.start_steps = start_steps
-        self.end_steps = end_steps
-        self.power = power
+        if not self.power > 0:
+            raise ConfigError(f"MaskAnnealing: power={self.power}: expected a value above 0.")
 
     @contextmanager
     def during_training(self, run: Any) -> Iterator[None]:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -244,6 +245,7 @@ class SelfDistillationLoss(Criterion):
 
 
 @HOOKS.register
+@dataclass(eq=False, kw_only=True)
 class SelfDistillationSchedules(Hook):
     """Train a student and its teacher as DINO does (Caron et al. 2021, https://arxiv.org/abs/2104.14294).
 
@@ -265,41 +267,27 @@ class SelfDistillationSchedules(Hook):
         ConfigError: an argument is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        momentum: float = 0.996,
-        teacher_temperature: float = 0.04,
-        warmup_teacher_temperature: float = 0.04,
-        warmup_epochs: int = 0,
-        final_weight_decay: float | None = 0.4,
-        clip_parameter_norm: float | None = 3.0,
-        frozen_last_layer_epochs: int = 1,
-    ):
-        ranges = (
-            ("momentum", momentum, 0 <= momentum <= 1, "0 to 1"),
-            ("teacher_temperature", teacher_temperature, teacher_temperature > 0, "above 0"),
-            ("warmup_teacher_temperature", warmup_teacher_temperature, warmup_teacher_temperature > 0, "above 0"),
-            ("warmup_epochs", warmup_epochs, warmup_epochs >= 0, "at least 0"),
-            ("final_weight_decay", final_weight_decay, (final_weight_decay or 0) >= 0, "at least 0"),
-            (
-                "clip_parameter_norm",
-                clip_parameter_norm,
-                clip_parameter_norm is None or clip_parameter_norm > 0,
-                "above 0",
-            ),
-            ("frozen_last_layer_epochs", frozen_last_layer_epochs, frozen_last_layer_epochs >= 0, "at least 0"),
-        )
-        for name, value, is_in_range, expected in ranges:
+    momentum: float = 0.996
+    teacher_temperature: float = 0.04
+    warmup_teacher_temperature: float = 0.04
+    warmup_epochs: int = 0
+    final_weight_decay: float | None = 0.4
+    clip_parameter_norm: float | None = 3.0
+    frozen_last_layer_epochs: int = 1
+
+    def __post_init__(self):
+        ranges = {
+            "momentum": (0 <= self.momentum <= 1, "0 to 1"),
+            "teacher_temperature": (self.teacher_temperature > 0, "above 0"),
+            "warmup_teacher_temperature": (self.warmup_teacher_temperature > 0, "above 0"),
+            "warmup_epochs": (self.warmup_epochs >= 0, "at least 0"),
+            "final_weight_decay": ((self.final_weight_decay or 0) >= 0, "at least 0"),
+            "clip_parameter_norm": (self.clip_parameter_norm is None or self.clip_parameter_norm > 0, "above 0"),
+            "frozen_last_layer_epochs": (self.frozen_last_layer_epochs >= 0, "at least 0"),
+        }
+        for name, (is_in_range, expected) in ranges.items():
             if not is_in_range:
-                raise ConfigError(f"SelfDistillationSchedules: {name}={value}: expected {expected}.")
-        self.momentum = momentum
-        self.teacher_temperature = teacher_temperature
-        self.warmup_teacher_temperature = warmup_teacher_temperature
-        self.warmup_epochs = warmup_epochs
-        self.final_weight_decay = final_weight_decay
-        self.clip_parameter_norm = clip_parameter_norm
-        self.frozen_last_layer_epochs = frozen_last_layer_epochs
+                raise ConfigError(f"SelfDistillationSchedules: {name}={getattr(self, name)}: expected {expected}.")
         self._has_collapsed = False
 
     @contextmanager
