@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 import vitkit
+from vitkit.apps.explanations.reconstruction import join_patches, reconstruct
 from vitkit.apps.training import api
 from vitkit.engine import trainer
 from vitkit.engine.build import load_initial_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.models.mae import MAE, ReconstructionLoss, join_patches, patch_statistics, split_patches
+from vitkit.models.mae import MAE, ReconstructionLoss, patch_statistics, split_patches
 from vitkit.nn.vit_positions import mae_positions
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights, read_checkpoint
@@ -134,7 +135,7 @@ def test_images_of_another_size_have_resampled_positions():
 
 def test_a_reconstruction_keeps_what_was_seen():
     model, images, noise = build().eval(), random_images(1, 3, 16, 32), random_noise(1, 8)
-    whole, removed, predicted, errors = model.reconstruct(images, noise=noise)
+    whole, removed, predicted, errors = reconstruct(model, images, noise=noise)
     torch.testing.assert_close(whole, images / 255, atol=1e-5, rtol=0)
     assert removed.shape == (1, 2, 4) and removed.sum() == 6
     hidden = removed.repeat_interleave(8, 1).repeat_interleave(8, 2)[:, None].expand_as(whole)
@@ -145,7 +146,7 @@ def test_a_reconstruction_keeps_what_was_seen():
     model.decode = lambda tokens, kept, removed: model.predicted
     model.predicted = torch.zeros(1, 6, 192)
     model.predicted = model.predict(model.prepare(images), noise)["target_patches"]
-    torch.testing.assert_close(model.reconstruct(images, noise=noise).predicted, whole, atol=1e-4, rtol=0)
+    torch.testing.assert_close(reconstruct(model, images, noise=noise).predicted, whole, atol=1e-4, rtol=0)
 
 
 def test_bfloat16_predicts_and_the_loss_stays_in_full_precision():

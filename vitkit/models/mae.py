@@ -5,7 +5,7 @@ Shapes: B batch, h x w patches, L = h * w, K patches are kept, M = L - K are rem
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +18,10 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.models.pretraining import PretrainingModel, pooled_features
 from vitkit.nn.layers import Linear
 from vitkit.nn.vit_positions import mae_positions, resize_positions_2d
-from vitkit.ops.images import per_channel, pixel_statistics
 from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA, MODELS, Spec
 
 _VARIANCE_EPS = 1e-6
-
-
-class Reconstruction(NamedTuple):
-    """The visible patches of images, and the reconstruction from them; for drawing."""
-
-    images: Tensor
-    """(B, C, H, W) float in 0..1, the images that the model took."""
-    removed: Tensor
-    """(B, h, w) bool, the patches that it did not see."""
-    predicted: Tensor
-    """(B, C, H, W) float, the images with the removed patches as predicted; values may lie outside of 0..1."""
-    errors: Tensor
-    """(B,) mean squared errors of the removed patches, as in training."""
 
 
 @MODELS.register
@@ -191,26 +177,6 @@ class MAE(PretrainingModel):
         x = x.take_along_dim(removed[:, :, None] + num_others, dim=1)
         return self.decoder_pred(self.decoder_norm(x))
 
-    @torch.no_grad()
-    def reconstruct(self, images: Tensor, *, noise: Tensor | None = None) -> Reconstruction:
-        """Predict the removed patches of images in the values of pixels; see `forward`.
-
-        With `norm_pix`, a predicted patch gets the mean and standard deviation of the true one.
-        """
-        images = self.prepare(images)
-        size, outputs = self._grid_of(images), self.predict(images, noise)
-        patches, removed = split_patches(images, self.backbone.patch_size), outputs["removed"]
-        predicted = outputs["pred_patches"].float()
-        errors = (predicted - outputs["target_patches"]).square().mean(dim=(1, 2))
-        if self.norm_pix:
-            mean, std = patch_statistics(patches.take_along_dim(removed[:, :, None], dim=1))
-            predicted = predicted * std + mean
-        patches = patches.scatter(1, removed[:, :, None].expand_as(predicted), predicted)
-        is_removed = torch.zeros(patches.shape[:2], dtype=torch.bool, device=images.device).scatter(1, removed, True)
-        mean, std = (per_channel(values, images) for values in pixel_statistics(self.backbone).values())
-        whole = join_patches(patches, size, self.backbone.patch_size)
-        return Reconstruction(images * std + mean, is_removed.unflatten(1, size), whole * std + mean, errors)
-
     def _grid_of(self, images: Tensor) -> tuple[int, int]:
         """Return the number of rows and columns of patches.
 
@@ -248,15 +214,10 @@ class ReconstructionLoss(Criterion):
 
 
 def split_patches(images: Tensor, side: int) -> Tensor:
-    """Divide images into patches: (B, C, h * side, w * side) -> (B, h * w, side * side * C); see `join_patches`."""
+    """Divide images into patches: (B, C, h * side, w * side) -> (B, h * w, side * side * C), in the order row, column,
+    channel."""
     patches = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, C, h, side, w, side)
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def join_patches(patches: Tensor, grid: tuple[int, int], side: int) -> Tensor:
-    """Join patches (B, h * w, side * side * C), whose values are in the order row, column, channel, to images."""
-    patches = patches.unflatten(2, (side, side, -1)).unflatten(1, grid)  # (B, h, w, side, side, C)
-    return patches.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
