@@ -11,9 +11,10 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.nn.detection import check_features
 from vitkit.nn.padding import zero_padding
 from vitkit.ops.keypoints import KEYPOINT_MAP
-from vitkit.registry import NECKS, nearest
+from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
 
 
@@ -56,9 +57,7 @@ class C2fProjection(nn.Module):
     ):
         super().__init__()
         self.isolate_padding = isolate_padding
-        for name in in_features or ():
-            if name not in feature_info:
-                raise ConfigError(f"C2fProjection: the backbone has no feature {name!r}. {nearest(name, feature_info)}")
+        check_features("C2fProjection", in_features or (), feature_info)
         self.in_features = [name for name in feature_info if in_features is None or name in in_features]
         infos = [feature_info[name] for name in self.in_features]
         strides = {info.stride for info in infos}

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
+from vitkit.nn.detection import check_features
 from vitkit.nn.layers import Activation
 from vitkit.nn.position import sine_positions_grid
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.nn.transformer import TransformerEncoderLayer
 from vitkit.ops.images import resize_mask
-from vitkit.registry import nearest
 from vitkit.structures import FINER, FeatureInfo
 
 
@@ -52,11 +52,7 @@ class HybridEncoderBase(nn.Module):
         self.encoded = others if in_features is None else list(in_features)
         self.finer = finer
         self.in_features = self.encoded if finer is None else [finer, *self.encoded]
-        for name in self.in_features:
-            if name not in feature_info:
-                raise ConfigError(
-                    f"{type(self).__name__}: the backbone has no feature {name!r}. {nearest(name, feature_info)}"
-                )
+        check_features(type(self).__name__, self.in_features, feature_info)
         infos = [feature_info[name] for name in self.encoded]
         strides = [info.stride for info in infos]
         if not strides or strides != [strides[0] * 2**i for i in range(len(strides))]:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.necks.deimv2_encoder import FusionBlock, fusion_block
+from vitkit.nn.detection import check_features
 from vitkit.nn.padding import zero_padding
 from vitkit.nn.rep_blocks import ConvNorm
 from vitkit.ops.images import resize_mask
-from vitkit.registry import NECKS, nearest
+from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
 
 
@@ -61,8 +62,7 @@ class LiteEncoder(nn.Module):
         if len(self.in_features) != 1:
             raise ConfigError(f"LiteEncoder: in_features={self.in_features}: expected the name of one map.")
         (name,) = self.in_features
-        if name not in feature_info:
-            raise ConfigError(f"LiteEncoder: the backbone has no feature {name!r}. {nearest(name, feature_info)}")
+        check_features("LiteEncoder", [name], feature_info)
         stride = feature_info[name].stride
         self.isolate_padding = isolate_padding
         self.feature_info = {

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
-from vitkit.registry import NECKS, nearest
+from vitkit.nn.detection import check_features
+from vitkit.registry import NECKS
 from vitkit.structures import FeatureInfo
 
 
@@ -32,11 +32,7 @@ class ChannelProjection(nn.Module):
     ):
         super().__init__()
         names = list(feature_info)[-1:] if in_features is None else in_features
-        for name in names:
-            if name not in feature_info:
-                raise ConfigError(
-                    f"ChannelProjection: the backbone has no feature {name!r}. {nearest(name, feature_info)}"
-                )
+        check_features("ChannelProjection", names, feature_info)
         self.in_features = list(names)
         self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in names}
         self.projections = nn.ModuleDict(

@@ -7,8 +7,9 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.nn.detection import check_features
 from vitkit.nn.padding import zero_padding
-from vitkit.registry import NECKS, Spec, nearest
+from vitkit.registry import NECKS, Spec
 from vitkit.structures import FeatureInfo
 
 
@@ -75,12 +76,8 @@ class SimpleFeaturePyramid(nn.Module):
         super().__init__()
         self.isolate_padding = isolate_padding
         self.in_feature = list(feature_info)[-1] if in_feature is None else in_feature
-        if self.in_feature not in feature_info:
-            raise ConfigError(
-                f"SimpleFeaturePyramid: the backbone has no feature {in_feature!r}. "
-                f"{nearest(self.in_feature, feature_info)}"
-            )
         self.in_features = [self.in_feature]
+        check_features("SimpleFeaturePyramid", self.in_features, feature_info)
         channels, stride = feature_info[self.in_feature]
         strides = sorted(set(strides))
         for value, whose in ((stride, f"the map {self.in_feature!r}"), *((s, "a level") for s in strides)):

@@ -1,7 +1,7 @@
 """Shared parts of detection heads: layers that predict classes and boxes, and boxes relative to references."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import MLP, Linear
 from vitkit.ops.boxes import inverse_sigmoid
+from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
 PRIOR_PROBABILITY = 0.01
@@ -23,6 +24,13 @@ def check_channels(owner: str, feature_info: Mapping[str, FeatureInfo], d_model:
                 f"{owner}: d_model={d_model}, but feature {name!r} has {info.channels} channels: set both to the same "
                 "number (model.neck.out_channels, model.head.d_model)."
             )
+
+
+def check_features(owner: str, names: Iterable[str], feature_info: Mapping[str, FeatureInfo]) -> None:
+    """Raise ConfigError unless the backbone has a map of each name."""
+    for name in names:
+        if name not in feature_info:
+            raise ConfigError(f"{owner}: the backbone has no feature {name!r}. {nearest(name, feature_info)}")
 
 
 def class_head(d_model: int, num_classes: int) -> nn.Linear:
