@@ -12,6 +12,13 @@ from vitkit.nn.layers import Linear
 from vitkit.nn.queries import Queries
 
 
+def usable_locations(memory: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+    """Return the memory (B, S, d_model), zero at locations whose anchors are unusable, and the anchors' logits."""
+    anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
+    # An unusable location stays at infinity: its box is the constant 1, without gradient.
+    return memory.masked_fill(unusable, 0), torch.logit(anchors).masked_fill(unusable, torch.inf)
+
+
 class LocationSelection(nn.Module):
     """Queries start from the content and the box of the locations with the best class scores.
 
@@ -49,20 +56,13 @@ class LocationSelection(nn.Module):
             DataError: there are fewer locations than queries.
         """
         check_locations(self.owner, levels, num_queries)
-        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
-        # An unusable location stays at infinity: its box is the constant 1, without gradient.
-        anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
-        memory = memory.masked_fill(unusable, 0)
+        memory, anchor_logits = usable_locations(memory, levels)
         content, logits, best = select_locations(self, memory, levels, num_queries)
         boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
         selection = {
             "name": "enc",
             "pred_logits": logits,  # (B, Q, num_classes)
             "pred_boxes": boxes,  # (B, Q, 4)
-            "aux_outputs": [],
-            "matches": None,
-            "repeats": 1,
-            "class_agnostic": False,
         }
         return selection, Queries(content.detach(), references=boxes.detach())
 
@@ -124,10 +124,7 @@ class BoxSelection(nn.Module):
             DataError: there are fewer locations than queries.
         """
         check_locations(self.owner, levels, num_queries)
-        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
-        memory = memory.masked_fill(unusable, 0)
-        # An unusable location stays at infinity: its box is the constant 1, without gradient.
-        anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
+        memory, anchor_logits = usable_locations(memory, levels)
         # Indices have no gradient, so nothing is stored for this pass. Under `no_grad`, autocast in torch 2.6 would
         # cache weights in lower precision without a gradient, and use them below as well.
         scores = self.class_embed(self.enc_output_norm(self.enc_output(memory)), *others).amax(-1)
@@ -141,9 +138,5 @@ class BoxSelection(nn.Module):
             "name": "enc",
             "pred_logits": self.class_embed(x, *others)[:, head_queries],  # (B, Q, num_classes)
             "pred_boxes": boxes[:, head_queries],  # (B, Q, 4)
-            "aux_outputs": [],
-            "matches": None,
-            "repeats": 1,
-            "class_agnostic": False,
         }
         return selection, boxes.detach()
