@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.loading.transformed import TransformedLoader
+from vitkit.data.loading.settings import DataSettings
+from vitkit.data.loading.splits import build_dataset
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.classification import (
     ClassificationEvalTransforms,
@@ -166,19 +167,10 @@ def test_smoothing_after_mixing_equals_mixing_smoothed_labels():
     assert loss.item() == pytest.approx(-(wanted * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-6)
 
 
-def test_a_transformed_loader_keeps_length_and_position():
-    class Loader:
-        def __len__(self):
-            return 2
-
-        def __iter__(self):
-            yield from (batch_of(2), batch_of(2))
-
-        def set_position(self, epoch, batch=0):
-            self.position = epoch, batch
-
-    inner = Loader()
-    loader = TransformedLoader(inner, BatchMixing(6, mixup=0.8), torch.device("cpu"))
-    loader.set_position(3)
-    assert len(loader) == 2 and inner.position == (3, 0)
-    assert [batch.inputs["images"].dtype for batch in loader] == [torch.float32] * 2
+def test_a_loader_transforms_training_batches_if_it_has_a_device():
+    spec = dict(type="ClassificationTrainTransforms", size=32, mixup=0.8)
+    dataset = build_dataset(dict(type="ShapesClassification", num_images=4, transforms=spec))
+    data = DataSettings(images_per_gpu=2, num_workers=0)
+    for device, dtype in ((torch.device("cpu"), torch.float32), (None, torch.uint8)):
+        loader = data.train_loader(dataset, seed=0, device=device)
+        assert [batch.inputs["images"].dtype for batch in loader] == [dtype] * 2

@@ -58,17 +58,6 @@ def build_datasets(
     return train_set, val_set
 
 
-def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSettings, device: torch.device) -> Any:
-    """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
-    per_step = 1 if settings.images_per_step is None else settings.accumulate
-    loader = data.train_loader(train_set, settings.seed, batches_per_step=per_step)
-    if train_set.batch_transforms is None:
-        return loader
-    from vitkit.data.loading.transformed import TransformedLoader  # few datasets transform whole batches
-
-    return TransformedLoader(loader, train_set.batch_transforms, device)
-
-
 def share_vocabularies(
     train_set: Dataset, val_set: Dataset, checkpoint: Located | None, spec: Spec, *, resumed: bool = False
 ) -> dict[str, Vocabulary]:

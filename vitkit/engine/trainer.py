@@ -169,7 +169,8 @@ def build_run(
     vocabularies = build.share_vocabularies(
         train_set, val_set, resumed or (init.weights if init else None), config["model"], resumed=bool(resumed)
     )
-    loader = build.build_train_loader(data, train_set, settings, device)
+    per_step = 1 if settings.images_per_step is None else settings.accumulate
+    loader = data.train_loader(train_set, settings.seed, batches_per_step=per_step, device=device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
     start = Start(

@@ -12,7 +12,6 @@ from vitkit.apps.datasets.mirroring import find_mirrored_texts
 from vitkit.apps.datasets.object_counts import describe_few_queries
 from vitkit.config.load import Config
 from vitkit.config.paths import make_data_paths_absolute
-from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import is_main
 from vitkit.engine.build import model_argument
 from vitkit.engine.hooks import Hook, default_hooks
@@ -33,14 +32,14 @@ class DataWarnings(Hook):
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """Warn once, before the first step."""
-        loader = run.loader.loader if isinstance(run.loader, TransformedLoader) else run.loader
-        if is_main() and (texts := find_mirrored_texts(loader.dataset)):
+        dataset = run.loader.dataset
+        if is_main() and (texts := find_mirrored_texts(dataset)):
             logger.warning(
                 "data.train.transforms: flip images, which makes texts such as %s wrong. Set flip_probability=0.0.",
                 " and ".join(map(repr, texts)),
             )
         num_queries = model_argument(json.loads(run.saved_with["config"])["model"], "num_queries")
-        if is_main() and (message := describe_few_queries(loader.dataset.objects_per_image(), num_queries)):
+        if is_main() and (message := describe_few_queries(dataset.objects_per_image(), num_queries)):
             logger.warning("data.train: %s.", message)
         yield
 

@@ -41,6 +41,7 @@ class BatchLoader:
         batches: indices and seeds of the samples of each batch.
         training: keep the workers between epochs, and tell the dataset the epoch.
         augment: augments the samples of a batch together; None: it does not.
+        device: batches are moved there and go through the dataset's `batch_transforms`, if it has any; None: neither.
         num_workers, start_workers, pin_memory: see `DataSettings`.
         skip_errors: replace samples whose files cannot be used by others.
     """
@@ -52,6 +53,7 @@ class BatchLoader:
         *,
         training: bool,
         augment: BatchAugmentation | None = None,
+        device: torch.device | None = None,
         num_workers: int = 0,
         start_workers: StartMethod | None = None,
         pin_memory: bool | None = None,
@@ -59,6 +61,7 @@ class BatchLoader:
     ):
         self.dataset = dataset
         self.batches = batches
+        self.device = device
         self.num_skipped = 0
         """Number of this rank's samples that were replaced because their files cannot be used."""
         self.num_padded = 0
@@ -110,6 +113,8 @@ class BatchLoader:
                 self._log_once(
                     "padded", logging.WARNING, f"video '{name}' is shorter than a clip: its last frame is repeated."
                 )
+            if self.device is not None and self.dataset.batch_transforms is not None:
+                batch = self.dataset.batch_transforms(batch.to(self.device))
             yield batch
 
     def _loaded(self) -> Iterator[tuple[Batch, list[str]] | VitkitError]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlendOptions, MixupOptions, SquareOptions
@@ -209,11 +210,14 @@ class DataSettings:
         """Number of images, or of text tokens, in a training batch."""
         return self.tokens_per_gpu or self.images_per_gpu
 
-    def train_loader(self, dataset: Dataset, seed: int, *, batches_per_step: int = 1) -> BatchLoader:
+    def train_loader(
+        self, dataset: Dataset, seed: int, *, batches_per_step: int = 1, device: torch.device | None = None
+    ) -> BatchLoader:
         """Return shuffled training batches for this rank; `seed` is the run's, the same on all ranks.
 
         Args:
             batches_per_step: of images, on each rank, see `TrainBatches`.
+            device: see `BatchLoader`.
         Raises:
             ConfigError: the dataset has no classes to sample by, no tokens to count, or not `Dataset` as a base.
             DataError: a sentence does not fit into a batch.
@@ -223,7 +227,7 @@ class DataSettings:
         if self.tokens_per_gpu is not None:
             lengths = self._lengths(dataset)
             batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=True, seed=seed, **ranks)
-            return self.loader(dataset, batches, training=True)
+            return self.loader(dataset, batches, training=True, device=device)
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
@@ -241,7 +245,7 @@ class DataSettings:
         if self.squares is not None:
             augment = BatchAugmentation(self.squares, self.mixup, self.copy_blend, **steps)
         batches = TrainBatches(len(dataset), batch_size=self.images_per_gpu, **images, **steps)
-        return self.loader(dataset, batches, training=True, augment=augment)
+        return self.loader(dataset, batches, training=True, augment=augment, device=device)
 
     def val_loader(self, dataset: Dataset, *, done: Set[int] = frozenset()) -> BatchLoader:
         """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`.
@@ -258,15 +262,13 @@ class DataSettings:
             batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
         return self.loader(dataset, RemainingBatches(batches, done) if done else batches, training=False)
 
-    def loader(
-        self, dataset: Dataset, batches: Batches, *, training: bool, augment: BatchAugmentation | None = None
-    ) -> BatchLoader:
+    def loader(self, dataset: Dataset, batches: Batches, *, training: bool, **options: Any) -> BatchLoader:
         """Return these batches, loaded as the settings say; arguments are those of `BatchLoader`."""
         return BatchLoader(
             dataset,
             batches,
             training=training,
-            augment=augment,
+            **options,
             num_workers=self.num_workers,
             start_workers=self.start_workers,
             pin_memory=self.pin_memory,
