@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in, typed_dict_slots
+from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, settings_slots, slots_in
 from vitkit.errors import ConfigError
 from vitkit.registry import ChecksArguments, nearest, parameters_of, takes_keywords
 
@@ -67,7 +67,7 @@ def _issues_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> 
         yield f"{key}: got {value!r:.300}; expected at most {_MOST_LAYERS}."
         return
     if slot.registry is None:
-        slots = typed_dict_slots(slot.annotation)
+        slots = settings_slots(slot.annotation)
         for name, item in value.items() if slots and isinstance(value, Mapping) else ():
             if name in slots:
                 yield from _issues_at(join_key(key, name), item, slots[name], origins)

@@ -99,18 +99,14 @@ def resolve(slot: Slot, value: Any, key: str) -> tuple[Callable, dict[str, Any]]
 
 def settings_slots(annotation: Any) -> dict[str, Slot]:
     """Return the keys of an argument annotated as a `TypedDict`, or as a dict or a dataclass of settings,
-    `Mapping[...] | Settings`."""
-    settings = next((member for member in _members(annotation) if dataclasses.is_dataclass(member)), None)
-    if settings is None:
-        return typed_dict_slots(annotation)
-    hints = typing.get_type_hints(settings)
-    return {field.name: Slot(hints[field.name], field.default) for field in dataclasses.fields(settings) if field.init}
-
-
-def typed_dict_slots(annotation: Any) -> dict[str, Slot]:
-    """Return the keys of an argument annotated as a `TypedDict`; an empty dict for other annotations."""
-    typed = next((member for member in _members(annotation) if typing.is_typeddict(member)), None)
-    return {} if typed is None else {name: Slot(hint) for name, hint in typing.get_type_hints(typed).items()}
+    `Mapping[...] | Settings`; an empty dict for other annotations."""
+    for member in _members(annotation):
+        if dataclasses.is_dataclass(member):
+            hints = typing.get_type_hints(member)
+            return {field.name: Slot(hints[field.name], field.default) for field in dataclasses.fields(member)}
+        if typing.is_typeddict(member):
+            return {name: Slot(hint) for name, hint in typing.get_type_hints(member).items()}
+    return {}
 
 
 def _is_list(annotation: Any) -> bool:

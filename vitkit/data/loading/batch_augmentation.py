@@ -1,9 +1,9 @@
 """Augmentation of a training batch as a whole: images squashed to one square, mixed in pairs, or given objects of each
 other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -14,36 +14,6 @@ from vitkit.data.transforms.crops import resize_image
 from vitkit.errors import ConfigError
 from vitkit.io.image_files import to_tensor
 from vitkit.structures import OBJECT_FIELDS, Sample
-
-
-class SquareOptions(TypedDict, total=False):
-    """Options of `Squares`."""
-
-    sizes: Sequence[int]
-    until_epoch: int
-    final_size: int
-    min_box_side: float
-
-
-class MixupOptions(TypedDict, total=False):
-    """Options of `Mixup`."""
-
-    probability: float
-    share: tuple[float, float]
-    from_epoch: int
-    until_epoch: int
-
-
-class CopyBlendOptions(TypedDict, total=False):
-    """Options of `CopyBlend`."""
-
-    probability: float
-    num_objects: int
-    min_area: float
-    share: tuple[float, float]
-    margin: tuple[float, float]
-    from_epoch: int
-    until_epoch: int
 
 
 @dataclass(kw_only=True)
@@ -259,9 +229,9 @@ class BatchAugmentation:
 
     def __init__(
         self,
-        squares: SquareOptions | None,
-        mixup: MixupOptions | None,
-        copy_blend: CopyBlendOptions | None = None,
+        squares: Mapping[str, Any] | None,
+        mixup: Mapping[str, Any] | None,
+        copy_blend: Mapping[str, Any] | None = None,
         *,
         seed: int = 0,
         batches_per_step: int = 1,

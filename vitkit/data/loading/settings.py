@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitkit.data.datasets.base import BaseImageDataset
-from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlendOptions, MixupOptions, SquareOptions
+from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlend, Mixup, Squares
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.loader import Batches, BatchLoader, StartMethod
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, TokenBatches, TrainBatches
@@ -74,13 +74,13 @@ class DataSettings:
     repeated_augmentation: int = 1
     """How often each image of a training batch is in it, with other random transforms (Hoffer et al. 2019,
     https://arxiv.org/abs/1901.09335); DeiT has 3. An epoch keeps its number of batches, so its images are fewer."""
-    squares: SquareOptions | None = None
+    squares: Mapping[str, Any] | Squares | None = None
     """Squash the images of each training batch to a square of one size: a dict with the `sizes` to draw from, and for
     the last epochs `until_epoch` and `final_size` (see vitkit.data.loading.batch_augmentation). None: images keep the
     sizes of their transforms, and are padded."""
-    mixup: MixupOptions | None = None
+    mixup: Mapping[str, Any] | Mixup | None = None
     """Mix the squares of training batches in pairs: a dict with `probability`, `share`, `from_epoch`, `until_epoch`."""
-    copy_blend: CopyBlendOptions | None = None
+    copy_blend: Mapping[str, Any] | CopyBlend | None = None
     """Blend objects of the batch into the squares of training batches that are not mixed: a dict with `probability`,
     `num_objects`, `min_area`, `share`, `margin`, `from_epoch`, `until_epoch`."""
     max_image_pixels: int = MAX_PIXELS
