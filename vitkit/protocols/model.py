@@ -223,14 +223,6 @@ class GenerativeModel(Protocol):
 
 
 @runtime_checkable
-class OffersExportGraph(Protocol):
-    """A model that defines the inputs and outputs of its exported file; see vitkit/apps/export_writing/README.md."""
-
-    def export_graph(self) -> nn.Module:
-        """Return a `vitkit.apps.export_reading.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
-
-
-@runtime_checkable
 class AdaptsState(Protocol):
     """A module that can convert a state dict of another form to its own."""
 

@@ -5,6 +5,7 @@ of post-processing whose results have one shape for all images of a batch, but n
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
 from vitkit.ops.keypoints import keypoints_in_pixels
 from vitkit.ops.masks import mask_logits
-from vitkit.protocols.model import Model, OffersExportGraph
+from vitkit.protocols.model import Model
 
 Axes = Mapping[str, tuple[str | None, ...]]
 """Name of a tensor -> the name of each of its axes; None where its length never changes."""
@@ -25,6 +26,14 @@ IMAGES: Axes = {"images": ("batch", None, "height", "width")}
 PADDED_IMAGES: Axes = {**IMAGES, "padding_mask": ("batch", "height", "width")}
 FROM_MODEL = ("logits", "pred_logits", "pred_boxes", "pred_masks", "pred_keypoints", "keypoint_groups", "pred_semantic")
 """The model outputs that `postprocess` reads."""
+
+
+@runtime_checkable
+class OffersExportGraph(Protocol):
+    """A model that defines the inputs and outputs of its exported file; see vitkit/apps/export_writing/README.md."""
+
+    def export_graph(self) -> nn.Module:
+        """Return an `ExportGraph` of the model, such as `ImageGraph(self)`."""
 
 
 class ExportGraph(nn.Module):
