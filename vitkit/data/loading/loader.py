@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
-from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
+from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.protocols.dataset import Dataset
 from vitkit.structures import Batch, Sample
@@ -29,7 +29,7 @@ _MAX_LOGGED = 20
 _MAX_ATTEMPTS = 10
 _NO_MAIN_GUARD = 78
 """The exit code of a process that would load data, but runs the script that starts it instead."""
-Batches = TrainBatches | EvalBatches | TokenBatches | RemainingBatches
+Batches = TrainBatches | EvalBatches | TokenBatches | list[list[SeededIndex]]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 

@@ -4,7 +4,7 @@ The order and the random numbers of every sample depend only on (seed, epoch, in
 the middle of an epoch resumes with exactly the samples that it would have seen.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -207,24 +207,6 @@ class TokenBatches:
         """Split the sentences into batches, sorted by length; sentences of equal length keep their order."""
         by_length = order[np.argsort(-self.longest[order], kind="stable")]
         return np.split(by_length, self._starts[1:])
-
-
-class RemainingBatches:
-    """The evaluation batches of which a sample is left; each is loaded as a whole, so that its padding is the same.
-
-    Args:
-        batches: the batches of this rank.
-        done: the indices of the samples that were evaluated before.
-    """
-
-    def __init__(self, batches: EvalBatches | TokenBatches, done: Set[int]):
-        self._batches = [batch for batch in batches if not done.issuperset(index for index, _ in batch)]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[SeededIndex]]:
-        return iter(self._batches)
 
 
 def _token_batch_starts(descending: np.ndarray, batch_tokens: int) -> list[int]:

@@ -13,7 +13,7 @@ from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlend, Mixup, Squares
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.loader import Batches, BatchLoader, StartMethod
-from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, TokenBatches, TrainBatches
+from vitkit.data.loading.samplers import EvalBatches, TokenBatches, TrainBatches
 from vitkit.data.loading.splits import FRACTION_KEYS, Split, build_dataset, choose_fraction, match_record, names_without
 from vitkit.data.text.datasets import TextDataset
 from vitkit.data.transforms.annotated_image import MixesImages
@@ -260,7 +260,9 @@ class DataSettings:
             batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=False, **ranks)
         else:
             batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
-        return self.loader(dataset, RemainingBatches(batches, done) if done else batches, training=False)
+        if done:  # a batch of which a sample is left is loaded as a whole, so that its padding is the same
+            batches = [batch for batch in batches if not done.issuperset(index for index, _ in batch)]
+        return self.loader(dataset, batches, training=False)
 
     def loader(self, dataset: Dataset, batches: Batches, *, training: bool, **options: Any) -> BatchLoader:
         """Return these batches, loaded as the settings say; arguments are those of `BatchLoader`."""
