@@ -330,6 +330,23 @@ def test_cvat_boxes_polygons_masks_and_subsets_are_read(tmp_path):
     assert data.splits == {"train": [1]} and list(data.left_out) == ["shapes of type points"]
 
 
+def test_images_of_a_cvat_project_have_a_folder_for_each_subset(tmp_path):
+    draw_images(tmp_path, *(f"images/{name}" for name in ("Train/a.jpg", "Batch 2/a.jpg", "b.jpg")))
+    listed = (("a.jpg", "Train", 1), ("a.jpg", "Batch 2", 2), ("b.jpg", "Train", 3))
+    images = (
+        f'<image id="{x}" name="{name}" width="40" height="20" subset="{subset}">'
+        f'<box label="cat" xtl="{x}" ytl="2" xbr="11" ybr="5"/></image>'
+        for name, subset, x in listed
+    )
+    labels = "<meta><task><labels><label><name>cat</name></label></labels></task></meta>"
+    path = write(tmp_path / "annotations.xml", f"<annotations>{labels}{''.join(images)}</annotations>")
+    data = read_annotations(path)
+    assert [(image["file_name"], objects[0]["bbox"][0]) for image, objects in data.each_image()] == [
+        ("Train/a.jpg", 1), ("Batch 2/a.jpg", 2), ("b.jpg", 3),
+    ]  # fmt: skip
+    assert data.splits == {"train": [1, 3]} and data.recordings == {2: "subset Batch 2"}
+
+
 @pytest.mark.parametrize(
     "text",
     [

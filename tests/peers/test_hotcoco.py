@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.federated import federated_results, federated_truth
 from helpers.plain_dataset import PlainDataset
-from peers.coco_cases import CASES, metrics_of, random_case
+from peers.coco_cases import CASES, Case, metrics_of, random_case
 from peers.panoptic_cases import CATEGORY_IDS, THINGS, perturbed, random_truth, write_panoptic
 from peers.panoptic_cases import dataset_of as panoptic_dataset
 from peers.panoptic_cases import evaluate as panoptic_qualities
@@ -74,6 +74,42 @@ def test_twelve_metrics_are_those_of_hotcoco(name, seed):
     for iou_type in ("bbox", "segm"):
         got = [value for key, value in metrics.items() if key.startswith(iou_type)]
         assert got == pytest.approx(list(evaluation_of(case, iou_type).stats), abs=1e-12), iou_type
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_metrics_at_edges_are_those_of_hotcoco(seed, tmp_path):
+    """Areas that are exactly a limit of COCO's sizes, one pixel, whole images, scores of 0 and 1, an id of 0, in the
+    way of its own fuzz test."""
+    rng = np.random.default_rng(seed)
+    sides = [(32, 32), (96, 96), (1, 1), (200, 150), (16, 64), (128, 72), (31, 33)]
+    truth = dict(
+        images=[dict(id=i, file_name=f"{i}.jpg", width=200, height=150) for i in range(int(rng.integers(1, 6)))],
+        categories=[dict(id=7 * k, name=f"class {k}") for k in range(int(rng.integers(1, 4)))],
+        annotations=[],
+    )
+
+    def box():
+        width, height = sides[rng.integers(len(sides))]
+        corner = [int(rng.integers(0, 201 - width)) // 8 * 8, int(rng.integers(0, 151 - height)) // 8 * 8]
+        return [float(v) for v in (*corner, width, height)]
+
+    def entry():
+        ids = [int(rng.choice([part["id"] for part in truth[key]])) for key in ("images", "categories")]
+        return dict(zip(("image_id", "category_id"), ids), bbox=box())
+
+    for number in range(1, int(rng.integers(0, 40)) + 1):
+        annotation = entry()
+        area = annotation["bbox"][2] * annotation["bbox"][3]
+        truth["annotations"].append(annotation | dict(id=number, area=area, iscrowd=int(rng.random() < 0.2)))
+    results = [entry() | dict(score=float(rng.choice([0.0, 1.0, rng.random()]))) for _ in range(60)]
+    copies = [a for a in truth["annotations"] if rng.random() < 0.7]
+    results += [{key: a[key] for key in ("image_id", "category_id", "bbox")} | dict(score=0.5) for a in copies]
+    case = Case(truth, {})
+    evaluator = CocoEvaluator(case.dataset)
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    evaluator.load_results(tmp_path / "results.json")
+    expected = list(evaluation_of(case, results=results).stats)
+    assert list(evaluator.compute().values()) == pytest.approx(expected, abs=1e-12)
 
 
 def test_limits_on_detections_are_those_of_hotcoco():

@@ -1,6 +1,7 @@
 """Readers and writers of annotations beside datumaro (MIT) and supervision (MIT): each reads what the other writes."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -263,3 +264,44 @@ class TestDatumaro:
         assert Counter(ours.classes[label] for label in ours.table.labels) == expected
         dataset = self.Dataset.import_from(str(tmp_path), "coco_instances")
         assert Counter(a.label for item in dataset for a in item.annotations)[None] == expected[CLASSES[0]] > 0
+
+    @pytest.mark.parametrize(
+        ("path", "format", "kinds"),
+        [
+            ("coco_dataset/coco_instances", "coco_instances", ["Bbox"]),
+            ("coco_dataset/coco_person_keypoints", "coco_person_keypoints", ["Bbox"]),
+            ("coco_dataset/coco_roboflow", "roboflow_coco", ["Bbox"]),
+            ("coco_dataset/mmdet_coco", "mmdet_coco", ["Bbox"]),
+            ("cvat_dataset/for_images/export_project", "cvat", ["Bbox", "Polygon"]),
+            ("roboflow_dataset/coco", "roboflow_coco", ["Bbox"]),
+            ("roboflow_dataset/yolo", "roboflow_yolo", ["Bbox"]),
+            ("voc_dataset/voc_dataset1", "voc_detection", ["Bbox"]),
+            ("voc_dataset/voc_dataset3", "voc_detection", ["Bbox"]),
+            ("yolo_dataset/labels", "yolo", ["Bbox"]),
+            ("yolo_dataset/strict", "yolo", ["Bbox"]),
+        ],
+    )
+    def test_objects_of_its_fixtures_are_those_that_it_reads(self, path, format, kinds):
+        """What vitkit does not read there, and says so: LabelMe's XML, CreateML, TFRecord, a class for each image,
+        boxes with angles, an XML of CVAT with shapes without a label, VOC without images."""
+        folder = Path(os.environ.get("VITKIT_DATUMARO", ""), path)
+        if not folder.is_dir() or "VITKIT_DATUMARO" not in os.environ:
+            pytest.skip("set VITKIT_DATUMARO to tests/assets in a checkout of github.com/openvinotoolkit/datumaro")
+        dataset = self.Dataset.import_from(str(folder), format)
+        (categories,) = [c for kind, c in dataset.categories().items() if kind.name == "label"]
+        expected = Counter()
+        for item in dataset:
+            for a in item.annotations:
+                if type(a).__name__ in kinds:
+                    expected[Path(item.id).name, categories[a.label].name, round(a.w if "w" in dir(a) else 0)] += 1
+        ours = Counter()
+        data = read_annotations(folder)
+        names = {category["id"]: category["name"] for category in data.categories}
+        for image, objects in data.each_image():
+            for a in objects:
+                # datumaro has no width of a polygon, and takes no account of VOC's first pixel, which is 1.
+                width = (
+                    a["bbox"][2] - (format == "voc_detection") if len(kinds) == 1 or not a.get("segmentation") else 0
+                )
+                ours[Path(image["file_name"]).stem, names[a["category_id"]], round(width)] += 1
+        assert ours == expected and ours

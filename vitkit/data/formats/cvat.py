@@ -50,9 +50,9 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     keypoints = _read_labels(data, root, path)
     drawn = _read_limbs(root, keypoints, path)
     entries: dict[str, dict[str, Any]] = {}
-    files.expect([element.get("name", "")] for element in root.iterfind("image"))
+    files.expect([_path_of(element, files.folder)] for element in root.iterfind("image"))
     for element in root.iterfind("image"):
-        listed = element.get("name", "")
+        listed = _path_of(element, files.folder)
         name = files.find(listed)
         if name is None:
             data.leave_out("images that the XML lists but the folder does not have", listed)
@@ -92,6 +92,12 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     return data
+
+
+def _path_of(element: ElementTree.Element, folder: Path) -> str:
+    """Return an image's name, in the folder of its subset if it is there: a project's subsets share names."""
+    subset, name = element.get("subset", ""), element.get("name", "")
+    return f"{subset}/{name}" if subset and (folder / subset / name).is_file() else name
 
 
 def _group(shape: ElementTree.Element) -> tuple[str | None, str | None]:
