@@ -1,11 +1,11 @@
-"""Convert a model's weights to other names: the official, the transformers library's, mmdetection's or vitkit's.
+"""Convert a model's weights to other names: the official, the transformers library's, a toolbox's or vitkit's.
 
 MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
-transformers library or hf:OWNER/NAME, or a checkpoint of mmdetection 3. Reading the result back gives the same weights,
-bit for bit in fp32. With vitkit's names, a file also holds the config, the classes or vocabularies, and what evaluation
-has measured, so that it can be loaded by itself. For the transformers library OUT may be a folder, which its
-from_pretrained reads: config.json, weights, the preparation of images, a text model's tokens, and a model card, with
-the metrics that vitkit test has measured: README.md, or NAME.README.md if that is something else's.
+transformers library or hf:OWNER/NAME, or a checkpoint of mmdetection 3 or detrex. Reading the result back gives the
+same weights, bit for bit in fp32. With vitkit's names, a file also holds the config, the classes or vocabularies, and
+what evaluation has measured, so that it can be loaded by itself. For the transformers library OUT may be a folder,
+which its from_pretrained reads: config.json, weights, the preparation of images, a text model's tokens, and a model
+card, with the metrics that vitkit test has measured: README.md, or NAME.README.md if that is something else's.
 
 Annotations are converted by vitkit data convert.
 
@@ -26,7 +26,7 @@ import vitkit
 from vitkit.text_format import pluralize
 from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
 
-NAMES = ("official", "transformers", "mmdetection", "vitkit")
+NAMES = ("official", "transformers", "mmdetection", "detrex", "vitkit")
 ANNOTATIONS = ("coco", "yolo", "voc", "cvat", "label-studio", "odvg")
 
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters import mmdetection
-from vitkit.model_zoo.converters.detr import library_backbone, official_backbone
-from vitkit.model_zoo.converters.key_table import Custom, Format, KeyTable, Rename, Rule, State, below
+from vitkit.model_zoo.converters.detr import SELF_ATTENTION, detrex_backbone, library_backbone, official_backbone
+from vitkit.model_zoo.converters.key_table import Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import DEFORMABLE_DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack
 from vitkit.model_zoo.converters.resnet import with_counters
 
@@ -111,6 +111,27 @@ _MMDETECTION: list[Rule] = [
 ]
 """The rules that Deformable DETR and DINO share in mmdetection."""
 
+_DETREX: list[Rule] = [
+    *detrex_backbone(),
+    *(Drop(f"^transformer.decoder.{name}_embed.") for name in ("class", "bbox")),  # the same heads once more
+    mmdetection.channel_mapper("norm", has_biases=True),
+    *mmdetection.detrex_stack(
+        f"transformer.{_ENCODER}", f"head.{_ENCODER}", mmdetection.ENCODER_NORMS, ("attentions.0.", "self_attn.")
+    ),
+    *mmdetection.detrex_stack(
+        f"transformer.{_DECODER}",
+        f"head.{_DECODER}",
+        mmdetection.DEFORMABLE_DECODER_NORMS,
+        SELF_ATTENTION,
+        ("attentions.1.", "cross_attn."),
+    ),
+    Rename("^transformer.level_embeds", "^head.level_embed"),
+    Rename("^transformer.reference_points.", "^head.reference_points."),
+    *below("transformer.", "head.proposals.", [f"{name}." for name in _PROPOSALS]),
+    *below("transformer.decoder.", "head.decoder.", ["norm.", "ref_point_head."]),
+]
+"""The rules that Deformable DETR and DINO share in detrex."""
+
 _OURS = ("neck.levels.0.0.weight", "backbone.conv1.weight")
 
 TRANSFORMERS = [
@@ -194,6 +215,36 @@ MMDETECTION = [
             ]
         ),
         marks=_MMDETECTION_MARKS,
+        model="DeformableDETR",
+        ours=("neck.levels.0.0.weight",),
+        classes=COCO_CLASSES,
+    ),
+]
+_DETREX_MARKS = (
+    *("transformer.level_embeds", "transformer.decoder.layers.0.attentions.1.sampling_offsets.weight"),
+    *("neck.convs.0.conv.weight", "class_embed.0.weight"),
+)
+DETREX = [
+    Format(
+        "IDEA-Research/detrex DINO",
+        KeyTable(
+            [
+                *_DETREX,
+                Rename("^transformer.tgt_embed.", "^head.proposals.content."),
+                Rename("^label_enc.", f"^{mmdetection.LABELS.removesuffix('weight')}"),
+                mmdetection.layer_heads(),
+                mmdetection.last_label_row(),
+            ]
+        ),
+        marks=(*_DETREX_MARKS, "transformer.tgt_embed.weight", "transformer.decoder.ref_point_head.layers.0.weight"),
+        model="DINO",
+        ours=("neck.levels.0.0.weight", "head.class_embed.1.weight"),
+        classes=COCO_CLASSES,
+    ),
+    Format(
+        "IDEA-Research/detrex Deformable DETR",
+        KeyTable([*_DETREX, Rename("^query_embedding.", "^head.query_embed."), mmdetection.layer_heads()]),
+        marks=_DETREX_MARKS,
         model="DeformableDETR",
         ours=("neck.levels.0.0.weight",),
         classes=COCO_CLASSES,

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.model_zoo.converters import mmdetection
-from vitkit.model_zoo.converters.key_table import Alias, Format, KeyTable, Rename, Rule, aliases, below
+from vitkit.model_zoo.converters.key_table import Alias, Drop, Format, KeyTable, Rename, Rule, aliases, below
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack
-from vitkit.model_zoo.converters.resnet import library_resnet, with_counters
+from vitkit.model_zoo.converters.resnet import detectron2_resnet, library_resnet, with_counters
 
 
 def official_backbone(prefix: str) -> list[Rule]:
@@ -63,6 +63,31 @@ def _mmdetection() -> Iterator[Rule]:
     yield Rename("^bbox_head.reg_ffn.layers.0.0.", "^head.bbox_embed.layers.0.")
     yield Rename("^bbox_head.reg_ffn.layers.1.", "^head.bbox_embed.layers.1.")
     yield Rename("^bbox_head.fc_reg.", "^head.bbox_embed.layers.2.")
+
+
+SELF_ATTENTION = ("attentions.0.attn.", "self_attn.")
+"""detrex's name of an attention that wraps PyTorch's, and vitkit's."""
+
+
+def detrex_backbone() -> list[Rule]:
+    """Return the rules of the backbone of detrex's detectors, which is detectron2's, and of what a model lacks."""
+    return [Drop("^criterion."), Drop(".relative_position_index$"), *detectron2_resnet("backbone.", "backbone.")]
+
+
+def _detrex() -> Iterator[Rule]:
+    """Yield the rules of detrex's detector."""
+    encoder, decoder = "encoder.layers.{i}.", "decoder.layers.{i}."
+    cross = ("attentions.1.attn.", "cross_attn.")
+    yield from detrex_backbone()
+    yield Rename("^input_proj.", "^neck.projections.res5.")
+    yield from mmdetection.detrex_stack(
+        f"transformer.{encoder}", f"head.{encoder}", mmdetection.ENCODER_NORMS, SELF_ATTENTION
+    )
+    yield from mmdetection.detrex_stack(
+        f"transformer.{decoder}", f"head.{decoder}", mmdetection.DECODER_NORMS, SELF_ATTENTION, cross
+    )
+    yield Rename("^transformer.decoder.post_norm_layer.", "^head.decoder.norm.")
+    yield from below("", "head.", ["class_embed.", "bbox_embed.", "query_embed."])
 
 
 _LIBRARY_MASK_HEAD = (
@@ -125,6 +150,19 @@ MMDETECTION = [
         marks=("bbox_head.fc_cls.weight", "decoder.layers.0.cross_attn.attn.in_proj_weight", "query_embedding.weight"),
         model="DETR",
         ours=("neck.projections.res5.weight", "head.query_embed.weight"),
+        classes=COCO_CLASSES,
+    )
+]
+DETREX = [
+    Format(
+        "IDEA-Research/detrex DETR",
+        KeyTable([*_detrex()]),
+        marks=(
+            *("transformer.decoder.layers.0.attentions.1.attn.in_proj_weight", "query_embed.weight"),
+            *("transformer.decoder.post_norm_layer.weight", "input_proj.weight"),
+        ),
+        model="DETR",
+        ours=_OURS[:1],
         classes=COCO_CLASSES,
     )
 ]

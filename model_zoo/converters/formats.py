@@ -33,12 +33,15 @@ OFFICIAL = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.O
 """The formats of the original repositories and of other libraries."""
 MMDETECTION = [form for file in (grounding_dino, detr, deformable_detr, maskformer) for form in file.MMDETECTION]
 """The formats of mmdetection 3."""
+DETREX = [form for file in (detr, deformable_detr) for form in file.DETREX]
+"""The formats of detrex."""
 READ_ORDER = [
     form
     for formats in (
         *(file.TRANSFORMERS for file in _MODELS),
         *(file.OFFICIAL for file in _MODELS),
         MMDETECTION,
+        DETREX,
         *(file.TRANSFORMERS for file in _BACKBONES_AND_TEXT),
         *(file.OFFICIAL for file in _BACKBONES_AND_TEXT),
     )

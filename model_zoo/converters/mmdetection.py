@@ -41,6 +41,18 @@ def stack(
     return [*below(theirs, ours, pairs)]
 
 
+def detrex_stack(theirs: str, ours: str, norms: Sequence[str], *attentions: tuple[str, str]) -> list[Rule]:
+    """Return the rules of a stack of layers of detrex.
+
+    Args:
+        theirs, ours: beginnings of the names of a layer, with the number {i}.
+        norms: vitkit's names of the norms.
+        attentions: their names below the layer, and vitkit's.
+    """
+    ffn = [(f"ffns.0.{name.removeprefix('ffn.')}", own) for name, own in FFN]
+    return [*below(theirs, ours, [*attentions, *ffn, *((f"norms.{k}.", f"{name}.") for k, name in enumerate(norms))])]
+
+
 def merge_patches() -> Custom:
     """Return the rule of the order of a Swin Transformer's patch merging."""
 

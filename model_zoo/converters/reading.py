@@ -24,8 +24,9 @@ REAL_TIME_MODELS = (
 """Formats whose class heads have a row for each class of COCO, not for each raw id."""
 POSE_MODELS = ("Intellindust-AI-Lab/EdgeCrafter, poses",)
 """Formats whose class heads have one row, that of persons, for a model with one class."""
-TOOLBOX_MODELS = tuple(
-    f"open-mmlab/mmdetection {name}" for name in ("DETR", "Deformable DETR", "DINO", "Mask2Former", "MaskFormer")
+TOOLBOX_MODELS = (
+    *(f"open-mmlab/mmdetection {name}" for name in ("DETR", "Deformable DETR", "DINO", "Mask2Former", "MaskFormer")),
+    *(f"IDEA-Research/detrex {name}" for name in ("DETR", "Deformable DETR", "DINO")),
 )
 """Formats of toolboxes, whose files are of any classes."""
 FOCAL_MODELS = (

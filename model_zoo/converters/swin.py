@@ -164,6 +164,14 @@ OFFICIAL = [
         marks=("features.0.2.weight", "features.1.0.attn.logit_scale"),
     ),
     Format(
+        "facebookresearch/detectron2 Swin",
+        KeyTable([Rename("^backbone.bottom_up.", "^backbone."), Custom(_only_backbone)]),
+        marks=(
+            "backbone.bottom_up.patch_embed.proj.weight",
+            "backbone.bottom_up.layers.0.blocks.0.attn.relative_position_bias_table",
+        ),
+    ),
+    Format(
         "SwinTransformer/Swin-Transformer-Object-Detection",
         KeyTable([Custom(_only_backbone)]),
         marks=("backbone.patch_embed.proj.weight", "backbone.layers.0.blocks.0.attn.relative_position_bias_table"),

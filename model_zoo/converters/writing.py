@@ -5,15 +5,20 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converters.formats import MMDETECTION, OFFICIAL, TRANSFORMERS
+from vitkit.model_zoo.converters.formats import DETREX, MMDETECTION, OFFICIAL, TRANSFORMERS
 from vitkit.model_zoo.converters.key_table import State
 
-Target = Literal["official", "transformers", "mmdetection"]
+Target = Literal["official", "transformers", "mmdetection", "detrex"]
 """Whose names weights may get."""
 
 _FORMATS = {
     target: [form for form in formats if form.model]
-    for target, formats in (("official", OFFICIAL), ("transformers", TRANSFORMERS), ("mmdetection", MMDETECTION))
+    for target, formats in (
+        ("official", OFFICIAL),
+        ("transformers", TRANSFORMERS),
+        ("mmdetection", MMDETECTION),
+        ("detrex", DETREX),
+    )
 }
 _OURS = ("head.", "neck.", "encoder.", "decoder.")
 """Beginnings of the names that no other project uses."""

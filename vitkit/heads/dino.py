@@ -33,6 +33,8 @@ class DINOHead(QueryHead):
         look_forward_twice: whether the loss of a layer's boxes also trains the previous layer (section 3.5).
         box_eps: distance to 0 and 1 to which coordinates are clamped before a box is predicted around them; 1e-5 in
             mmdetection.
+        position_offset, temperature: of the sines of the maps' locations, see `flatten_levels`; -0.5 and 10,000 in
+            detrex.
         masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: a map does not have `d_model` channels, or there are no queries.
@@ -58,6 +60,8 @@ class DINOHead(QueryHead):
         share_heads: bool = True,
         look_forward_twice: bool = True,
         box_eps: float = LOGIT_EPS,
+        position_offset: float = 0.0,
+        temperature: float = 20.0,
         masks: Spec | None = None,
     ):
         super().__init__()
@@ -65,6 +69,7 @@ class DINOHead(QueryHead):
         if num_queries < 1:
             raise ConfigError(f"DINOHead: num_queries={num_queries}, expected at least 1.")
         self.d_model, self.num_queries, self.learned_channels = d_model, num_queries, d_model
+        self.sines = dict(position_offset=position_offset, temperature=temperature)
         num_levels = len(feature_info)
         layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
         num_predictors = 1 if share_heads else num_decoder_layers
@@ -96,7 +101,7 @@ class DINOHead(QueryHead):
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """
-        levels = flatten_levels(features, self.level_embed, padding_mask, position_offset=0.0, temperature=20.0)
+        levels = flatten_levels(features, self.level_embed, padding_mask, **self.sines)
         memory = self.encoder(levels)  # (B, S, d_model)
         num_selected = self.num_queries + (0 if added is None else added.num_selected)
         selection, boxes = self.proposals(memory, levels, num_selected)

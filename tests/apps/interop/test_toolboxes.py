@@ -1,4 +1,4 @@
-"""Checkpoints of mmdetection: what they are, what they compute, and files that vitkit does not have a model for.
+"""Checkpoints of mmdetection and detrex: what they are, what they compute, and files of models that vitkit lacks.
 
 golden/record_mmdetection.py has recorded names and outputs from the package; tests/peers compares with the package.
 """
@@ -15,13 +15,17 @@ import pytest
 import torch
 from golden.record_mmdetection import MODELS, NAME, PADDED, SIZE, fill_state, make_images
 from golden.weights import HERE
+from helpers.random_weights import randomize
 
 import vitkit
 from vitkit.apps.interop.toolboxes import read_text_config
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters import write_names
+from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
+from vitkit.weights.pretrained import load_backbone
 
 SHAPES = json.loads((HERE / f"{NAME}.json").read_text(encoding="utf-8"))
 CLASSES = tuple("abcdefg")
@@ -110,6 +114,69 @@ def test_cocos_classes_are_assumed_by_their_number_and_it_is_said(name, tmp_path
 def test_classes_of_mmdetection_2_are_read(tmp_path):
     loaded = vitkit.load(saved(tmp_path, state_of("detr"), dict(CLASSES=CLASSES, config="model = dict(f(1))")))
     assert loaded.classes == list(CLASSES)
+
+
+def build_as_detrex(kind):
+    """Return a small model with the settings of detrex."""
+    sizes = dict(d_model=64, d_ffn=96, num_encoder_layers=2, num_decoder_layers=2)
+    head = dict(type=f"{kind}Head", **sizes)
+    neck = dict(type="PyramidProjection", in_features=["res3", "res4", "res5"], out_channels=64, num_levels=4)
+    spec = dict(type=kind, num_queries=12, num_classes=7, backbone=dict(type="ResNet", depth=18, norm="frozen_bn"))
+    if kind == "DETR":
+        neck = dict(type="ChannelProjection", out_channels=64)
+    if kind == "DINO":
+        head |= dict(share_heads=False, position_offset=-0.5, temperature=10000.0)
+        spec["training_queries"] = [dict(type="BoxDenoising", num_queries=10)]
+    model = build_model(dict(**spec, neck=neck, head=head)).eval()
+    randomize(model)
+    return model
+
+
+DETREX_NAMES = {
+    "DETR": ["input_proj.weight", "class_embed.bias", "transformer.decoder.post_norm_layer.weight"],
+    "DeformableDETR": ["query_embedding.weight", "transformer.reference_points.bias", "class_embed.1.weight"],
+    "DINO": ["label_enc.weight", "transformer.tgt_embed.weight", "class_embed.2.bias", "bbox_embed.2.layers.2.bias"],
+}
+DETREX_NAMES["DETR"] += [
+    "transformer.encoder.layers.1.attentions.0.attn.in_proj_weight", "bbox_embed.layers.2.weight",
+    "transformer.decoder.layers.0.attentions.1.attn.out_proj.bias", "transformer.decoder.layers.1.norms.2.weight",
+]  # fmt: skip
+for own in ("DeformableDETR", "DINO"):
+    DETREX_NAMES[own] += [
+        "neck.extra_convs.0.norm.weight", "neck.convs.2.conv.bias", "transformer.level_embeds",
+        "transformer.encoder.layers.0.attentions.0.sampling_offsets.weight", "backbone.res4.1.conv2.norm.running_var",
+        "transformer.decoder.layers.1.attentions.0.attn.in_proj_bias",
+        "transformer.decoder.layers.0.ffns.0.layers.1.bias",
+        "transformer.decoder.layers.0.attentions.1.value_proj.weight", "backbone.stem.conv1.norm.weight",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DETREX_NAMES)
+def test_detrex_both_ways(kind, tmp_path):
+    model = build_as_detrex(kind)
+    written = write_names(model, "detrex")
+    assert set(DETREX_NAMES[kind]) <= written.state.keys()
+    heads = ("class_embed.", "bbox_embed.") if kind != "DETR" else ()  # which files have under a second name as well
+    second = {f"transformer.decoder.{key}": value for key, value in written.state.items() if key.startswith(heads)}
+    torch.save({"model": written.state | second, "iteration": 90000}, tmp_path / "model_final.pth")
+    with pytest.raises(CheckpointError, match="model_final.pth: does not name its 7 classes"):
+        vitkit.load(tmp_path / "model_final.pth")
+    loaded = vitkit.load(tmp_path / "model_final.pth", classes=CLASSES)
+    images = make_images().float()
+    with torch.no_grad():
+        expected, outputs = model(images), loaded.model(images)
+    for part in ("pred_logits", "pred_boxes"):
+        torch.testing.assert_close(outputs[part], expected[part], rtol=0, atol=0)
+
+
+def test_detectron2s_swin_starts_a_backbone(tmp_path):
+    swin = dict(type="Swin", embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2), window=4)
+    backbone = BACKBONES.build(swin)
+    state = {f"backbone.bottom_up.{key}": value for key, value in backbone.state_dict().items()}
+    torch.save({"model": state | {"roi_heads.0.weight": torch.ones(1)}}, tmp_path / "model_final.pth")
+    other = BACKBONES.build(swin)
+    load_backbone(other, str(tmp_path / "model_final.pth"))
+    assert all(torch.equal(other.state_dict()[key], value) for key, value in backbone.state_dict().items())
 
 
 class Harmful:

@@ -24,7 +24,7 @@ from vitkit.weights.locate import Located
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
 from vitkit.weights.transformers_folder import CONFIG, MODEL_ENTRIES
 
-NAMES = ("official", "transformers", "mmdetection", "vitkit")
+NAMES = ("official", "transformers", "mmdetection", "detrex", "vitkit")
 ENDINGS = (".pth", ".safetensors")
 _OTHER_FILES = (".pt", ".bin", ".ckpt")
 """Extensions that are not meant as the name of a folder."""
@@ -68,9 +68,9 @@ def convert(
         out: a .pth or .safetensors file; for transformers also a folder, which its `from_pretrained` reads:
             config.json, weights, the preparation of images, a text model's tokens, and a model card, see `card_path`.
         to: whose names the weights get: those of the model's original project, of the transformers library, of
-            mmdetection, or of vitkit. With mmdetection's, a .pth file also has the classes. With vitkit's, a file also
-            has the config, the classes or vocabularies, and what evaluation has measured, so that it can be loaded by
-            itself.
+            mmdetection, of detrex, or of vitkit. With mmdetection's, a .pth file also has the classes. With vitkit's, a
+            file also has the config, the classes or vocabularies, and what evaluation has measured, so that it can be
+            loaded by itself.
         weights: weights for a config; None: those of `model`.
         classes: those to keep, in the order that they are to have, see `load`; None: all. The rest is left out. Of
             weights that do not name theirs, the names of all.

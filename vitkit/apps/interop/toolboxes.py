@@ -1,6 +1,6 @@
-"""Configs of models of mmdetection: from the shapes of a checkpoint's weights and, as text, from the config in it.
+"""Configs of models of mmdetection and detrex: from the shapes of a checkpoint's weights and the config in it.
 
-Its config is parsed and never executed: what it sets other than by plain values is unknown here.
+That of mmdetection is parsed and never executed: what it sets other than by plain values is unknown here.
 """
 
 import ast
@@ -17,7 +17,7 @@ from vitkit.apps.interop.transformers_settings import Section
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo.converters import describe_other
-from vitkit.model_zoo.converters.formats import MMDETECTION
+from vitkit.model_zoo.converters.formats import DETREX, MMDETECTION
 from vitkit.model_zoo.converters.key_table import Format, State
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.text_format import pluralize
@@ -29,6 +29,11 @@ logger = logging.getLogger("vitkit")
 _DEPTHS = {(2, False): 18, (6, False): 34, (6, True): 50, (23, True): 101}
 """Blocks of a ResNet's third stage, and whether they are bottlenecks -> its depth."""
 _ATTENTIONS = ("encoder.layer_cfg.self_attn_cfg", "decoder.layer_cfg.self_attn_cfg", "decoder.layer_cfg.cross_attn_cfg")
+_HEADS = {
+    "open-mmlab/mmdetection DINO": dict(box_eps=1e-5),
+    "IDEA-Research/detrex DINO": dict(position_offset=-0.5, temperature=10000.0),
+}
+"""Format -> settings of the head that shapes do not show."""
 _NEEDED = {
     "DETR": {"positional_encoding.offset": 0.0, "positional_encoding.temperature": 10000},
     "DeformableDETR": {"positional_encoding.offset": -0.5, "positional_encoding.temperature": 10000},
@@ -38,7 +43,7 @@ _NEEDED = {
 
 
 def read_toolbox_config(model: Located, overrides: Sequence[str] = (), *, trust: bool = False) -> Config | None:
-    """Return vitkit's config of a checkpoint of mmdetection; None for one of no known model.
+    """Return vitkit's config of a checkpoint of mmdetection or detrex; None for one of no known model.
 
     Args:
         overrides, trust: see `load_saved_config`.
@@ -62,6 +67,7 @@ def read_toolbox_config(model: Located, overrides: Sequence[str] = (), *, trust:
     except (KeyError, IndexError, ValueError) as error:
         raise CheckpointError(f"{where}: not all entries of {form.name}: {error}. Get the file again.") from error
     config = json.loads(json.dumps(load_config(base, check=False)))
+    section["head"] |= _HEADS.get(form.name, {})
     config["model"] = section
     _set_pixels(where, section, settings)
     if (size := _test_size(settings)) is not None:
@@ -73,12 +79,12 @@ def read_toolbox_config(model: Located, overrides: Sequence[str] = (), *, trust:
 
 
 def find_toolbox_format(state: Mapping[str, Any]) -> Format | None:
-    """Return the format of a checkpoint's weights if it is one of mmdetection's for a model here; else None."""
-    return next((form for form in MMDETECTION if form.model in _READERS and form.matches(state)), None)
+    """Return the format of a checkpoint's weights if it is one of a toolbox for a model here; else None."""
+    return next((form for form in (*MMDETECTION, *DETREX) if form.model in _READERS and form.matches(state)), None)
 
 
 def is_of_toolbox(model: Located) -> bool:
-    """Whether a model is a checkpoint of mmdetection."""
+    """Whether a model is a checkpoint of mmdetection or detrex."""
     metadata = model.metadata
     return "config" not in metadata and find_toolbox_format(state_dict_of(metadata, str(model))) is not None
 
@@ -267,7 +273,7 @@ def _read_deformable_detr(state: State, settings: Mapping[str, Any]) -> tuple[st
 
 def _read_dino(state: State, settings: Mapping[str, Any]) -> tuple[str, Section]:
     model = _read_deformable(state, settings)
-    model["head"] |= dict(type="DINOHead", dropout=0.0, share_heads=False, box_eps=1e-5)
+    model["head"] |= dict(type="DINOHead", dropout=0.0, share_heads=False)
     model["num_detections"] = model["num_detections"] or 300
     queries = len(state["head.proposals.content.weight"])
     denoising = load_config("dino_r50_4scale", check=False)["model"]["training_queries"]
