@@ -22,7 +22,16 @@ WORDS = {
     ),
     "DeformableDETRHead": dict(LAYERS, **DEFORMABLE, refine_boxes=True, two_stage=True, masks="BlockMasks"),
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
-    "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False, masks="BlockMasks"),
+    "DINOHead": dict(
+        LAYERS,
+        **DEFORMABLE,
+        share_heads=False,
+        look_forward_twice=False,
+        box_eps=1e-5,
+        position_offset=-0.5,
+        temperature=1e4,
+        masks="BlockMasks",
+    ),
     "GroundingDINOHead": dict(
         LAYERS,
         **DEFORMABLE,
