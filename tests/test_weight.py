@@ -93,7 +93,7 @@ def test_core_has_few_lines():
 def test_contracts_are_few():
     rooms = [module for module in FILES if module.startswith("vitkit.protocols")]
     contracts = [node.name for room in rooms for node in tree_of(room).body if isinstance(node, ast.ClassDef)]
-    assert len(contracts) <= 15, contracts
+    assert len(contracts) <= 14, contracts
 
 
 def test_few_attributes_are_asked_for_that_may_be_missing():
@@ -106,7 +106,7 @@ def test_few_attributes_are_asked_for_that_may_be_missing():
         and isinstance(node.func, ast.Name)
         and (node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3))
     ]
-    assert len(asked) <= 60, asked
+    assert len(asked) <= 59, asked
 
 
 def length_of(function: ast.FunctionDef) -> int:
