@@ -7,6 +7,7 @@ from torchvision.ops import box_iou
 
 from vitkit.errors import ConfigError
 from vitkit.losses.class_losses import focal_loss, iou_aware_loss, matchability_aware_loss, varifocal_loss
+from vitkit.losses.matched import MatchedLayers
 from vitkit.ops.boxes import box_iou as paired_iou
 from vitkit.ops.boxes import cxcywh_to_xyxy
 from vitkit.registry import CRITERIA
@@ -18,10 +19,15 @@ LABEL = torch.ones(1, 1, dtype=torch.int64)
 """The class of the match, 1."""
 
 
+def of_matches(logits, indices, labels) -> MatchedLayers:
+    """Return the matches of a layer's queries, whose targets are not looked at."""
+    return MatchedLayers(logits, indices, labels, labels, torch.ones(()), torch.ones(()), None)
+
+
 def one_match(loss, logit: float, iou: float, **settings) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of two queries and two classes, all with one logit, and its gradient."""
     logits = torch.full((1, 1, 2, 2), logit, requires_grad=True)
-    value = loss(logits, QUERY_INDICES, LABEL, torch.tensor([[iou]]), **settings)
+    value = loss(of_matches(logits, QUERY_INDICES, LABEL), torch.tensor([[iou]]), **settings)
     value.sum().backward()
     return value.detach(), logits.grad[0, 0]
 
@@ -79,16 +85,15 @@ def test_perfect_boxes_without_focal_factor_give_binary_cross_entropy(loss):
     class_targets[0, 1, 3, 4] = class_targets[1, 0, 0, 0] = class_targets[2, 1, 2, 2] = 1
     expected = F.binary_cross_entropy_with_logits(logits, class_targets, reduction="none").sum((1, 2, 3))
     settings = dict(alpha=1.0, gamma=0.0) if loss is varifocal_loss else dict(gamma=0.0)
-    torch.testing.assert_close(loss(logits, query_indices, labels, torch.ones(3, 1), **settings), expected)
+    torch.testing.assert_close(loss(of_matches(logits, query_indices, labels), torch.ones(3, 1), **settings), expected)
 
 
 def test_no_object_costs_as_much_as_in_the_focal_loss():
     logits, nothing = torch.randn(2, 1, 3, 4), torch.zeros(2, 0, dtype=torch.int64)
-    focal = focal_loss(logits, (nothing,) * 3, nothing, alpha=0.25, gamma=2.0)
-    torch.testing.assert_close(
-        varifocal_loss(logits, (nothing,) * 3, nothing, nothing.float(), alpha=0.75, gamma=2.0), focal
-    )
-    mal = matchability_aware_loss(logits, (nothing,) * 3, nothing, nothing.float(), gamma=2.0)
+    matched = of_matches(logits, (nothing,) * 3, nothing)
+    focal = focal_loss(matched, alpha=0.25, gamma=2.0)
+    torch.testing.assert_close(varifocal_loss(matched, nothing.float(), alpha=0.75, gamma=2.0), focal)
+    mal = matchability_aware_loss(matched, nothing.float(), gamma=2.0)
     torch.testing.assert_close(0.75 * mal, focal)
 
 

@@ -15,6 +15,7 @@ from vitkit.evaluation.coco import CocoEvaluator, masks_to_rle
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.losses.class_losses import focal_loss
+from vitkit.losses.matched import MatchedLayers
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou, xyxy_to_cxcywh
@@ -127,9 +128,9 @@ def test_focal_loss_of_fvcore(alpha, gamma):
     positive = [(0, 0), (1, 0), (2, 1), (3, 1)]  # theirs has two positives in the third row; a query has one label
     logits = torch.stack([logit(*row) for row in p])[None, None]
     queries, labels = (torch.tensor([list(column)]) for column in zip(*positive))
-    got = focal_loss(
-        logits, (torch.zeros_like(queries), torch.zeros_like(queries), queries), labels, alpha=alpha, gamma=gamma
-    )
+    indices = torch.zeros_like(queries), torch.zeros_like(queries), queries
+    matched = MatchedLayers(logits, indices, labels, labels, torch.ones(()), torch.ones(()), None)
+    got = focal_loss(matched, alpha=alpha, gamma=gamma)
     costs = []
     for row, column in itertools.product(range(4), range(2)):
         probability = p[row][column]

@@ -1,10 +1,10 @@
 """Sigmoid class losses of a set prediction: a binary decision for every class of every query.
 
-All take the logits (L, B, Q, C) of L decoder layers and return (L,) sums over images, queries and classes, which the
-criterion divides by the number of targets. The target is positive for the label of each matched query, and negative
-elsewhere. Losses that weight by the prediction treat that weight as a constant, as their use in DETRs does; only the
-focal loss and the negatives of the IoU-aware one differentiate it, as published. `weights`, (L, M), is how often each
-matched query counts; None: once.
+All take the logits (L, B, Q, C) of L decoder layers, nearly all as `MatchedLayers`, whose class weights are how often
+each matched query counts, and return (L,) sums over images, queries and classes, which the criterion divides by the
+number of targets. The target is positive for the label of each matched query, and negative elsewhere. Losses that
+weight by the prediction treat that weight as a constant, as their use in DETRs does; only the focal loss and the
+negatives of the IoU-aware one differentiate it, as published.
 """
 
 from collections.abc import Sequence
@@ -51,35 +51,23 @@ def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, flo
 def sigmoid_loss(name: str, matched: MatchedLayers, ious: Tensor, **settings: float) -> Tensor:
     """Return the sums of the loss `name` for matched queries, whose boxes have `ious` (L, M); settings as from
     `sigmoid_settings`."""
-    arguments = matched.logits, matched.indices, matched.labels
     if name == "focal":
-        return focal_loss(*arguments, weights=matched.class_weights, **settings)
+        return focal_loss(matched, **settings)
     losses = {"varifocal": varifocal_loss, "mal": matchability_aware_loss, "iou_aware": iou_aware_loss}
-    return losses[name](*arguments, ious, weights=matched.class_weights, **settings)
+    return losses[name](matched, ious, **settings)
 
 
-def focal_loss(
-    logits: Tensor,
-    query_indices: Sequence[Tensor],
-    labels: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    weights: Tensor | None = None,
-) -> Tensor:
+def focal_loss(matched: MatchedLayers, *, alpha: float, gamma: float) -> Tensor:
     """Compute the sigmoid focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002).
 
     Args:
-        logits: (L, B, Q, C).
-        query_indices: layer, image and query indices of the matched queries, each (L, M).
-        labels: (L, M) int64, the labels of their targets.
         alpha: weight of the labels of matched queries; all others have 1 - alpha.
         gamma: exponent by which the loss down-weights well classified examples.
     Returns:
         (L,) sums.
     """
-    class_targets = _at_labels(logits, query_indices, labels, logits.new_ones(()))
-    return _sum(sigmoid_focal_loss(logits, class_targets, alpha=alpha, gamma=gamma), query_indices, weights)
+    class_targets = _at_labels(matched, matched.logits.new_ones(()))
+    return _sum(sigmoid_focal_loss(matched.logits, class_targets, alpha=alpha, gamma=gamma), matched)
 
 
 def token_focal_loss(
@@ -89,6 +77,7 @@ def token_focal_loss(
 
     Args:
         logits: (L, B, Q, T), of any value for padding.
+        query_indices: layer, image and query indices of the matched queries, each (L, M).
         tokens: (L, M, T) bool, the positive tokens of each matched query.
         padding: (B, T) bool, True = padding, which does not count.
         The others are as in `focal_loss`.
@@ -102,16 +91,7 @@ def token_focal_loss(
     return losses.masked_fill(padding[:, None], 0).flatten(1).sum(1)
 
 
-def varifocal_loss(
-    logits: Tensor,
-    query_indices: Sequence[Tensor],
-    labels: Tensor,
-    ious: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    weights: Tensor | None = None,
-) -> Tensor:
+def varifocal_loss(matched: MatchedLayers, ious: Tensor, *, alpha: float, gamma: float) -> Tensor:
     """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
     With p the predicted probability and q the IoU of a matched box, a matched label costs q times the cross entropy of
@@ -119,93 +99,76 @@ def varifocal_loss(
     match with IoU 0 costs nothing at its label; in the paper it counts as "no object".
 
     Args:
-        ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
+        ious: (L, M) in 0..1 of the matched boxes.
         alpha: weight of negatives.
     Returns:
         (L,) sums.
     """
-    class_targets = _at_labels(logits, query_indices, labels, ious)
-    probabilities = logits.detach().sigmoid()
+    class_targets = _at_labels(matched, ious)
+    probabilities = matched.logits.detach().sigmoid()
     # A matched label weighs its IoU, so well fitting boxes weigh more; its target teaches how well the box fits.
-    is_matched = _at_labels(logits, query_indices, labels, logits.new_ones(())) > 0
+    is_matched = _at_labels(matched, matched.logits.new_ones(())) > 0
     factors = class_targets.where(is_matched, alpha * probabilities**gamma)
-    losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
-    return _sum(losses, query_indices, weights)
+    losses = F.binary_cross_entropy_with_logits(matched.logits, class_targets, factors, reduction="none")
+    return _sum(losses, matched)
 
 
-def matchability_aware_loss(
-    logits: Tensor,
-    query_indices: Sequence[Tensor],
-    labels: Tensor,
-    ious: Tensor,
-    *,
-    gamma: float,
-    weights: Tensor | None = None,
-) -> Tensor:
+def matchability_aware_loss(matched: MatchedLayers, ious: Tensor, *, gamma: float) -> Tensor:
     """Compute the matchability-aware loss, MAL (Huang et al. 2025, https://arxiv.org/abs/2412.04234, equation 3).
 
     A matched label costs the cross entropy of p with target q^gamma, whatever the IoU q, and everything else p^gamma
     times that with target 0.
 
     Args:
-        ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
+        ious: (L, M) in 0..1 of the matched boxes.
     Returns:
         (L,) sums.
     """
-    class_targets = _at_labels(logits, query_indices, labels, ious**gamma)
-    is_label = _at_labels(logits, query_indices, labels, logits.new_ones(())) > 0
-    probabilities = logits.detach().sigmoid()
+    class_targets = _at_labels(matched, ious**gamma)
+    is_label = _at_labels(matched, matched.logits.new_ones(())) > 0
+    probabilities = matched.logits.detach().sigmoid()
     # The varifocal loss nearly ignores a poorly fitting match; here it counts as much as others, which lowers a
     # confident prediction that fits badly.
     factors = (probabilities**gamma).masked_fill(is_label, 1.0)
-    losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
-    return _sum(losses, query_indices, weights)
+    losses = F.binary_cross_entropy_with_logits(matched.logits, class_targets, factors, reduction="none")
+    return _sum(losses, matched)
 
 
-def iou_aware_loss(
-    logits: Tensor,
-    query_indices: Sequence[Tensor],
-    labels: Tensor,
-    ious: Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    weights: Tensor | None = None,
-) -> Tensor:
+def iou_aware_loss(matched: MatchedLayers, ious: Tensor, *, alpha: float, gamma: float) -> Tensor:
     """Compute the IoU-aware binary cross entropy (Cai et al. 2023, https://arxiv.org/abs/2304.07527, equation 2).
 
     A matched label costs the cross entropy of p with target p^alpha q^(1 - alpha), which counts as a constant, and
     everything else p^gamma times that with target 0.
 
     Args:
-        ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
+        ious: (L, M) in 0..1 of the matched boxes.
         alpha: weight of the prediction in the target's geometric mean with the IoU q.
     Returns:
         (L,) sums.
     """
-    indices = (*query_indices, labels)
-    probabilities = logits.sigmoid()
+    indices = (*matched.indices, matched.labels)
+    probabilities = matched.logits.sigmoid()
     targets = probabilities.detach()[indices] ** alpha * ious ** (1 - alpha)
-    class_targets = _at_labels(logits, query_indices, labels, targets.clamp(min=MIN_TARGET))
+    class_targets = _at_labels(matched, targets.clamp(min=MIN_TARGET))
     factors = (probabilities**gamma).masked_fill(class_targets > 0, 1.0)
-    losses = factors * F.binary_cross_entropy_with_logits(logits, class_targets, reduction="none")
-    return _sum(losses, query_indices, weights)
+    losses = factors * F.binary_cross_entropy_with_logits(matched.logits, class_targets, reduction="none")
+    return _sum(losses, matched)
 
 
-def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, values: Tensor) -> Tensor:
+def _at_labels(matched: MatchedLayers, values: Tensor) -> Tensor:
     """Return a tensor of zeros like the logits, with the values at the labels of the matched queries.
 
     Args:
         values: (L, M), or one value as a tensor: a number would be copied from the host, which waits for the GPU.
     """
-    class_targets = logits.new_zeros(logits.shape)
-    class_targets[(*query_indices, labels)] = values
+    class_targets = matched.logits.new_zeros(matched.logits.shape)
+    class_targets[(*matched.indices, matched.labels)] = values
     return class_targets
 
 
-def _sum(losses: Tensor, query_indices: Sequence[Tensor], weights: Tensor | None) -> Tensor:
-    if weights is not None:
+def _sum(losses: Tensor, matched: MatchedLayers) -> Tensor:
+    if matched.class_weights is not None:
         of_queries = losses.new_ones(losses.shape[:-1])
-        of_queries[tuple(query_indices)] = weights
+        of_queries[tuple(matched.indices)] = matched.class_weights
         losses = losses * of_queries[..., None]
     return losses.flatten(1).sum(1)
