@@ -70,7 +70,7 @@ def files_behind(*modules: str) -> set[str]:
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 25, 4_667),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_704),
         (["data.datasets.coco"], 25, 5_753),
-        (["engine.trainer"], 93, 17_902),
+        (["engine.trainer"], 93, 17_910),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -87,7 +87,7 @@ def test_core_has_few_lines():
     # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68),
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_796
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_889
 
 
 def test_contracts_are_few():

@@ -88,7 +88,7 @@ def test_flip_exchanges_hands():
     "spec",
     [
         dict(type="RandomZoomOut", side_range=(1.5, 3), p=1),
-        dict(type="RandomIoUCrop"),
+        dict(type="RandomIoUCrop", min_ious=(0.1, 1.0)),
         dict(type="MultiScaleCrop", scales=(100, 180), crop_scales=(90, 130), crop_range=(60, 120)),
         dict(type="Affine", rotate=(-60, 60), scale=(0.7, 1.2), p=1),
         dict(type="D4", p=1),

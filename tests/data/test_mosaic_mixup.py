@@ -35,9 +35,9 @@ def test_mosaic_images_meet_at_the_center_and_are_cropped_at_the_canvas():
     # At full size, the first image ends at (2, 4): its columns 6 and 7 and its rows from 4 on are visible.
     first = flat(50, [(0, 0, 8, 8), (0, 0, 6, 8), (4, 0, 8, 8)], [1, 2, 3])
     rest = [flat(90, [], []) for _ in range(3)]
-    result = make_mosaic([first, *rest], (8, 8), (2, 4), np.array([1, 0.5, 0.5, 0.5]), KEEP_ALL)
+    result = make_mosaic([first, *rest], (8, 8), (2, 4), np.array([1, 0.5, 0.5, 0.5]), KEEP_ALL, pad_value=7)
     assert (result.image[:4, :2] == 50).all() and (result.image[:4, 2:6] == 90).all()
-    assert (result.image[:, 6:] == 128).all() and (result.image[4:, :2] == 90).all()
+    assert (result.image[:, 6:] == 7).all() and (result.image[4:, :2] == 90).all()
     assert result.boxes_xyxy.tolist() == [[0, 0, 2, 4], [0, 0, 2, 4]] and result.labels.tolist() == [1, 3]
     assert_masks_fill_boxes(result)
     # 1/8 and 1/4 of their areas are left.
@@ -148,6 +148,7 @@ def test_the_probabilities_are_those_of_the_arguments():
         (dict(), "mosaic, copy_paste and mixup are all 0"),
         (dict(mosaic=1.5), "mosaic is 1.5; expected 0 to 1"),
         (dict(mixup=1.0, min_visible=-1), "min_visible is -1; expected 0 to 1"),
+        (dict(mosaic=1.0, mosaic_scale=(1.0, 0.5)), r"mosaic_scale is \(1.0, 0.5\); expected \(minimum, maximum\)"),
         (dict(mosaic=1.0, min_box_side=-1), "min_box_side is -1; expected pixels"),
     ],
 )

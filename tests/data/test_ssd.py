@@ -171,6 +171,9 @@ def test_pixels_are_changed_by_some_seeds_only():
     ("spec", "message"),
     [
         (dict(type="RandomZoomOut", side_range=[0.5, 2.0]), r"RandomZoomOut: side_range is \[0.5, 2.0\]; expected"),
+        (dict(type="RandomIoUCrop", scale_range=[0.5, 2.0]), r"RandomIoUCrop: scale_range is .* in 0\.\.1"),
+        (dict(type="RandomIoUCrop", aspect_range=[2.0, 0.5]), r"RandomIoUCrop: aspect_range is .* above 0"),
+        (dict(type="RandomIoUCrop", min_ious=[0.5]), r"RandomIoUCrop: min_ious is \[0.5\] .* means no crop"),
         (dict(type="RandomIoUCrop", fill=0), "RandomIoUCrop: unknown argument 'fill'"),
     ],
 )

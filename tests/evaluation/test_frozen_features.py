@@ -10,7 +10,7 @@ from helpers.plain_dataset import PlainDataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.frozen_features import spread_and_rank
 from vitkit.evaluation.linear_probe import assign_folds, fit_linear
-from vitkit.evaluation.nearest_neighbors import nearest_neighbors
+from vitkit.evaluation.nearest_neighbors import nearest_neighbors, vote
 from vitkit.registry import EVALUATORS
 
 CLASSES = ["a", "b", "c"]
@@ -64,6 +64,17 @@ def test_neighbors_vote_as_in_numpy_however_few_there_are(count, k):
     assert metrics["knn/top5"] == 1.0 and "knn: top-1 accuracy" in evaluator.table()
 
 
+def test_neighbors_are_searched_in_a_gallery_of_other_images():
+    features, labels = features_of(40)
+    queries, gallery = features[:10] * 3, features[10:]
+    similarities, indices = nearest_neighbors(queries, 5, gallery)
+    x, y = (v.numpy() / np.linalg.norm(v, axis=1, keepdims=True) for v in (queries, gallery))
+    assert (indices.numpy() == np.argsort(-(x @ y.T), axis=1)[:, :5]).all()
+    votes = vote(similarities, labels[10:][indices], len(CLASSES), temperature=0.07)
+    assert torch.allclose(votes.sum(dim=1), torch.ones(10))
+    assert nearest_neighbors(queries, 99, gallery)[1].shape == (10, 30)
+
+
 def test_many_images_are_compared_in_parts(monkeypatch):
     features, _ = features_of(23)
     whole = nearest_neighbors(features, 4)
@@ -103,11 +114,12 @@ def test_the_linear_fit_equals_that_of_scikit_learn():
 
 def test_each_image_is_classified_by_what_the_others_taught():
     features, labels = features_of(30, noise=0.3)
-    _, metrics = evaluate("LinearProbe", features, labels)
-    assert metrics["probe/top1"] == 1.0 and metrics == evaluate("LinearProbe", features, labels)[1]
+    spec = dict(type="LinearProbe", folds=5)
+    _, metrics = evaluate(spec, features, labels)
+    assert metrics["probe/top1"] == 1.0 and metrics == evaluate(spec, features, labels)[1]
     # Noise that a classifier could learn by heart says nothing of images that it has not seen.
     noise = torch.randn(60, 200, generator=torch.Generator().manual_seed(0))
-    _, metrics = evaluate("LinearProbe", noise, torch.arange(60) % 3)
+    _, metrics = evaluate(spec, noise, torch.arange(60) % 3)
     assert metrics["probe/top1"] < 0.6
 
 
@@ -149,6 +161,8 @@ def test_what_cannot_be_classified_is_an_error():
         evaluate("NearestNeighbors", features[:1], labels[:1])
     with pytest.raises(ConfigError, match="k=0, temperature=0.07; expected both above 0"):
         EVALUATORS.build(dict(type="NearestNeighbors", k=0), dataset=dataset_of(3))
+    with pytest.raises(ConfigError, match="folds=1"):
+        EVALUATORS.build(dict(type="LinearProbe", folds=1), dataset=dataset_of(3))
     with pytest.raises(ConfigError, match="NearestNeighbors needs 'features', but the model predicts logits"):
         EVALUATORS.build("NearestNeighbors", dataset=dataset_of(3)).update(
             [{"logits": features[0]}], [{"image_id": 0, "label": 0}]

@@ -107,7 +107,7 @@ CRITERION_SPECS = [
     ),
     dict(type="PerPixelCriterion", dice_weight=1.5, aux_weight=0.4),
     dict(type="ClassificationLoss", label_smoothing=0.2),
-    dict(type="FeatureDistillationLoss"),
+    dict(type="FeatureDistillationLoss", location_weight=0.9, image_weight=0.7),
     dict(type="ReconstructionLoss"),
     dict(type="SelfDistillationLoss", student_temperature=0.2, center_momentum=0.8),
     dict(type="SequenceLoss", label_smoothing=0.2),

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.errors import ConfigError
 from vitkit.losses.feature_distillation import FeatureDistillationLoss
 
 
@@ -20,7 +21,7 @@ def outputs_of(generator, *, num_maps=1, size=(3, 2)):
 @pytest.mark.parametrize("num_maps", [1, 2])
 def test_losses_and_gradients_are_those_of_the_formula(num_maps):
     outputs = outputs_of(torch.Generator().manual_seed(0), num_maps=num_maps)
-    criterion = FeatureDistillationLoss()
+    criterion = FeatureDistillationLoss(location_weight=0.9, image_weight=0.5)
     losses = criterion(outputs, [{}] * 2)
     predicted = [*outputs["pred_maps"].values(), outputs["pred_features"]]
     gradients = torch.autograd.grad(sum(losses.values()), predicted)
@@ -33,9 +34,9 @@ def test_losses_and_gradients_are_those_of_the_formula(num_maps):
 
     location = sum(distance(x, outputs["teacher_map"]) for x in predicted[:-1]) / num_maps
     image = distance(predicted[-1][..., None], outputs["teacher_features"][..., None])
-    torch.testing.assert_close(losses["location"], location)
-    torch.testing.assert_close(losses["image"], image)
-    for got, expected in zip(gradients, torch.autograd.grad(location + image, predicted)):
+    torch.testing.assert_close(losses["location"], 0.9 * location)
+    torch.testing.assert_close(losses["image"], 0.5 * image)
+    for got, expected in zip(gradients, torch.autograd.grad(0.9 * location + 0.5 * image, predicted)):
         torch.testing.assert_close(got, expected)
     assert criterion.meters["location_cosine"].compute() == (pytest.approx(1 - location.item()), 2)
     assert criterion.meters["image_cosine"].compute() == (pytest.approx(1 - image.item()), 2)
@@ -57,3 +58,9 @@ def test_low_precision_features_are_compared_in_float32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = FeatureDistillationLoss()(outputs, [{}] * 2)
     assert all(loss.dtype == torch.float32 for loss in losses.values())
+
+
+@pytest.mark.parametrize("weights", [(0, 0), (-1, 1)])
+def test_weights_without_a_loss_are_an_error(weights):
+    with pytest.raises(ConfigError, match="expected at least 0, and one above"):
+        FeatureDistillationLoss(location_weight=weights[0], image_weight=weights[1])

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import ConfigError
 from vitkit.evaluation.frozen_features import FeatureClassifier
+from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 
-_FOLDS = 5
-"""Number of parts; the images of each are classified by what was learned from the others."""
 _MAX_ITERATIONS = 1000
 _TOLERANCE = 1e-7
 """The largest gradient of the mean loss at which the fit ends."""
@@ -24,16 +24,28 @@ class LinearProbe(FeatureClassifier):
 
     Args:
         dataset: the evaluated dataset, with a class for each image.
+        folds: number of parts; the images of each are classified by what was learned from the others.
+        penalty: see `fit_linear`.
+    Raises:
+        ConfigError: there are fewer than 2 folds, or the penalty is not above 0.
     """
 
     prefix = "probe"
 
+    def __init__(self, dataset: Dataset, *, folds: int = 5, penalty: float = 1.0):
+        super().__init__(dataset)
+        if folds < 2 or not penalty > 0:
+            raise ConfigError(
+                f"LinearProbe: got folds={folds}, penalty={penalty}; expected at least 2, and a number above 0."
+            )
+        self.folds, self.penalty = folds, penalty
+
     def classify(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-        folds = assign_folds(labels, min(_FOLDS, len(labels)))
+        folds = assign_folds(labels, min(self.folds, len(labels)))
         scores = features.new_zeros(len(features), num_classes)
         for fold in folds.unique():
             held_out = folds == fold
-            weight, bias = fit_linear(features[~held_out], labels[~held_out], num_classes)
+            weight, bias = fit_linear(features[~held_out], labels[~held_out], num_classes, penalty=self.penalty)
             scores[held_out] = F.linear(features[held_out].double(), weight, bias).softmax(dim=1).float()
         return scores
 

@@ -40,21 +40,24 @@ class NearestNeighbors(FeatureClassifier):
         return vote(similarities, labels[neighbors], num_classes, temperature=self.temperature)
 
 
-def nearest_neighbors(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Find the most similar ones of the other images.
+def nearest_neighbors(features: Tensor, k: int, gallery: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Find the most similar images.
 
     Args:
         features: (N, D), of any length.
         k: number of neighbors; fewer if there are not as many.
+        gallery: (M, D), features of the images to search; None: the N images themselves, each without itself.
     Returns:
-        (N, k) cosine similarities, highest first, and (N, k) int64 indices of the images.
+        (N, k) cosine similarities, highest first, and (N, k) int64 indices into the gallery.
     """
     features = F.normalize(features, dim=1)
-    k = min(k, len(features) - 1)
+    others = features if gallery is None else F.normalize(gallery, dim=1)
+    k = min(k, len(others) - (gallery is None))
     found = []
     for start in range(0, len(features), _AT_ONCE):
-        similarities = features[start : start + _AT_ONCE] @ features.T
-        similarities.diagonal(start).fill_(-torch.inf)
+        similarities = features[start : start + _AT_ONCE] @ others.T
+        if gallery is None:
+            similarities.diagonal(start).fill_(-torch.inf)
         found.append(similarities.topk(k))
     return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.distributed import RatioMeter
+from vitkit.errors import ConfigError
 from vitkit.protocols.criterion import Criterion
 from vitkit.registry import CRITERIA
 
@@ -18,12 +19,23 @@ class FeatureDistillationLoss(Criterion):
 
     The cosine takes no account of a feature's scale, which differs much between tokens of large transformers.
     `meters["location_cosine"]` and `meters["image_cosine"]` are the mean similarities, -1..1.
+
+    Args:
+        location_weight, image_weight: weights of the two losses.
+    Raises:
+        ConfigError: a weight is negative, or both are 0.
     """
 
     needs_outputs = ("pred_maps", "pred_features", "teacher_map", "teacher_features")
 
-    def __init__(self):
+    def __init__(self, *, location_weight: float = 1.0, image_weight: float = 1.0):
         super().__init__()
+        if min(location_weight, image_weight) < 0 or location_weight + image_weight == 0:
+            raise ConfigError(
+                f"location_weight={location_weight}, image_weight={image_weight}: expected at least 0, and one above."
+            )
+        self.location_weight = location_weight
+        self.image_weight = image_weight
         self.meters = {"location_cosine": RatioMeter(), "image_cosine": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -45,4 +57,4 @@ class FeatureDistillationLoss(Criterion):
         for name, cosine in (("location_cosine", location), ("image_cosine", image)):
             count = torch.full_like(cosine, len(teacher_map)).detach()
             self.meters[name].add(cosine.detach() * count, count)
-        return {"location": 1 - location, "image": 1 - image}
+        return {"location": self.location_weight * (1 - location), "image": self.image_weight * (1 - image)}

@@ -14,13 +14,30 @@ from vitkit.registry import ALBUMENTATIONS
 class ColorDistortion(A.ImageOnlyTransform):
     """The color augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
 
-    Brightness is shifted (by up to 32 of 255), contrast and saturation are scaled (by 0.5 to 1.5) and the hue is
-    rotated (by up to 36 degrees), each with probability 0.5; contrast changes either before or after saturation and
-    hue.
+    Brightness is shifted, contrast and saturation are scaled and the hue is rotated, each with probability 0.5;
+    contrast changes either before or after saturation and hue.
+
+    Args:
+        brightness: largest shift of pixel values in 0..255.
+        contrast: range of the factor.
+        saturation: range of the factor.
+        hue: largest rotation, in degrees.
     """
 
-    def __init__(self, *, p: float = 1.0):
+    def __init__(
+        self,
+        *,
+        brightness: float = 32,
+        contrast: tuple[float, float] = (0.5, 1.5),
+        saturation: tuple[float, float] = (0.5, 1.5),
+        hue: float = 36,
+        p: float = 1.0,
+    ):
         super().__init__(p=p)
+        self.brightness = brightness
+        self.contrast = tuple(contrast)
+        self.saturation = tuple(saturation)
+        self.hue = hue
 
     def get_params(self) -> dict[str, Any]:
         """Draw the parameters for one image."""
@@ -30,11 +47,11 @@ class ColorDistortion(A.ImageOnlyTransform):
 
         # Every seeded run depends on the order of these draws.
         return {
-            "shift": sometimes(-32, 32, 0),
-            "contrast": sometimes(0.5, 1.5, 1),
+            "shift": sometimes(-self.brightness, self.brightness, 0),
+            "contrast": sometimes(*self.contrast, 1),
             "contrast_first": self.py_random.random() < 0.5,
-            "saturation": sometimes(0.5, 1.5, 1),
-            "rotation": sometimes(-36, 36, 0),
+            "saturation": sometimes(*self.saturation, 1),
+            "rotation": sometimes(-self.hue, self.hue, 0),
         }
 
     def apply(

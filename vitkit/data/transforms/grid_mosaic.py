@@ -14,8 +14,6 @@ from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
 _MIN_BOX_SIDE = 1e-3
-_PAD_VALUE = 0
-"""The value of all channels of pixels outside the images."""
 _MAX_TILE = 16383
 """The longest side of a tile: OpenCV moves images of less than 32767 pixels a side, and two tiles lie side by side."""
 
@@ -53,6 +51,7 @@ class GridMosaic:
         translation: largest shift, relative to the grid's width and height.
         scale: range of the factor of the grid's scaling.
         min_visible, min_box_side: remove what the grid's edge leaves of objects, see `MultiImageTransforms`.
+        pad_value: value of all three channels of pixels outside the images.
     Raises:
         ConfigError: a value is out of range, or a spec is wrong.
     """
@@ -69,6 +68,7 @@ class GridMosaic:
         scale: tuple[float, float] = (0.5, 1.5),
         min_visible: float = 0.0,
         min_box_side: float = 1.0,
+        pad_value: int = 0,
     ):
         for argument, value in {"probability": probability, "min_visible": min_visible}.items():
             if not 0 <= value <= 1:
@@ -88,6 +88,7 @@ class GridMosaic:
         self.translation = translation
         self.scale = tuple(scale)
         self.visibility = Visibility(min_visible, max(min_box_side, _MIN_BOX_SIDE))
+        self.pad_value = pad_value
         self.takes_lazy_images = type(self).mix is GridMosaic.mix
 
     @classmethod
@@ -109,8 +110,8 @@ class GridMosaic:
         if random.random() < self.probability:
             transforms = self.transforms
             samples = [render(sample), *(load_another_image(source, random) for _ in range(3))]
-            grid = make_grid(samples, self.tile, _PAD_VALUE)
-            sample = move(grid, self._draw(*grid.image.shape[:2], random), self.visibility, _PAD_VALUE)
+            grid = make_grid(samples, self.tile, self.pad_value)
+            sample = move(grid, self._draw(*grid.image.shape[:2], random), self.visibility, self.pad_value)
             if not is_lazy:
                 sample = render(sample)
         return apply_transforms(transforms, sample, int(random.integers(2**63)))

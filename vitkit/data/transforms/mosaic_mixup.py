@@ -13,10 +13,6 @@ from vitkit.registry import TRANSFORMS, Spec
 _MIN_BOX_SIDE = 1e-3
 _CENTERS = (0.25, 0.75)
 """Range of the point where a mosaic's four images meet, as fractions of its height and width."""
-_SCALES = (0.5, 1.0)
-"""Range of an image's scale in a mosaic, relative to the largest that fits the canvas."""
-_PAD_VALUE = 128
-"""The value of all channels of a mosaic's pixels outside the images, for one in 0..255."""
 _PASTED_SHARE = 0.5
 """Probability that an object of the other image is pasted."""
 _MIXUP_ALPHA = 32.0
@@ -48,9 +44,11 @@ class MultiImageTransforms:
     Args:
         transforms: spec of the transforms of each single image; None: no transforms.
         mosaic, copy_paste, mixup: probability of each augmentation.
+        mosaic_scale: range of an image's scale in the mosaic, relative to the largest that fits the canvas.
         min_visible: an object is removed if a smaller fraction of its box is left by a cut, or of its mask by what
             covers it.
         min_box_side: an object is removed if its box becomes narrower or shorter than this many pixels.
+        pad_value: value of all three channels of the mosaic's pixels outside the images.
     Raises:
         ConfigError: a value is out of range, or all three probabilities are 0.
     """
@@ -62,8 +60,10 @@ class MultiImageTransforms:
         mosaic: float = 0.0,
         copy_paste: float = 0.0,
         mixup: float = 0.0,
+        mosaic_scale: tuple[float, float] = (0.5, 1.0),
         min_visible: float = 0.1,
         min_box_side: float = 2.0,
+        pad_value: int = 128,
     ):
         name = type(self).__name__
         probabilities = {"mosaic": mosaic, "copy_paste": copy_paste, "mixup": mixup, "min_visible": min_visible}
@@ -72,11 +72,15 @@ class MultiImageTransforms:
                 raise ConfigError(f"{name}: {argument} is {value}; expected 0 to 1.")
         if not (mosaic or copy_paste or mixup):
             raise ConfigError(f"{name}: mosaic, copy_paste and mixup are all 0. Set one, or use only its `transforms`.")
+        if not 0 < mosaic_scale[0] <= mosaic_scale[1]:
+            raise ConfigError(f"{name}: mosaic_scale is {mosaic_scale}; expected (minimum, maximum) above 0.")
         if min_box_side < 0:
             raise ConfigError(f"{name}: min_box_side is {min_box_side}; expected pixels, from 0.")
         self.transforms = build_transforms(transforms)
         self.mosaic, self.copy_paste, self.mixup = mosaic, copy_paste, mixup
+        self.mosaic_scale = tuple(mosaic_scale)
         self.visibility = Visibility(min_visible, max(min_box_side, _MIN_BOX_SIDE))
+        self.pad_value = pad_value
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
         """Raise an error: a single image is not enough, see `mix`."""
@@ -114,9 +118,9 @@ class MultiImageTransforms:
     def _make_mosaic(self, samples: list[AnnotatedImage], random: np.random.Generator) -> AnnotatedImage:
         height, width = samples[0].image.shape[:2]
         x, y = (min(max(round(random.uniform(*_CENTERS) * extent), 1), extent - 1) for extent in (width, height))
-        scales = random.uniform(*_SCALES, size=4)
+        scales = random.uniform(*self.mosaic_scale, size=4)
         ordered = [samples[i] for i in random.permutation(4)]
-        return make_mosaic(ordered, (height, width), (x, y), scales, self.visibility)
+        return make_mosaic(ordered, (height, width), (x, y), scales, self.visibility, self.pad_value)
 
 
 def load_another_image(source: ImageSource, random: np.random.Generator) -> AnnotatedImage:
@@ -131,6 +135,7 @@ def make_mosaic(
     center: tuple[int, int],
     scales: np.ndarray,
     visibility: Visibility,
+    pad_value: int = 128,
 ) -> AnnotatedImage:
     """Put four images around a point, each with a corner at it, cut off where its quarter of the canvas ends.
 
@@ -139,10 +144,11 @@ def make_mosaic(
         size: (height, width) of the result.
         center: (x, y) of the point, inside the canvas.
         scales: scale of each image, 1 for the largest that fits the canvas.
+        pad_value: value of pixels without an image.
     """
     (height, width), (x, y) = size, center
     first = samples[0].image
-    canvas = np.full((height, width, first.shape[2]), pad_value_of(first, _PAD_VALUE), first.dtype)
+    canvas = np.full((height, width, first.shape[2]), pad_value_of(first, pad_value), first.dtype)
     parts = []
     for i, (sample, scale) in enumerate(zip(samples, scales)):
         old_height, old_width = sample.image.shape[:2]

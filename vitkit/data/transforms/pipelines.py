@@ -297,6 +297,7 @@ class SemanticTrainTransforms(_Pipeline):
             most recipes; the published MaskFormer and Mask2Former weights were trained with 1, which means no bound).
         flip_probability: probability of a horizontal flip.
         color_probability: probability of `ColorDistortion`.
+        pad_value: value of all three channels.
     """
 
     def __init__(
@@ -308,6 +309,7 @@ class SemanticTrainTransforms(_Pipeline):
         max_class_area: float = 0.75,
         flip_probability: float = 0.5,
         color_probability: float = 1.0,
+        pad_value: int = 128,
     ):
         if not 0 < max_class_area <= 1:
             raise ConfigError(
@@ -318,7 +320,7 @@ class SemanticTrainTransforms(_Pipeline):
             short_sides=short_sides or [int(tenths * 0.1 * longer) for tenths in range(5, 21)],
             max_size=max_size or 4 * longer,
             crop_size=tuple(crop_size),
-            pad_value=128,
+            pad_value=pad_value,
             max_class_area=max_class_area,
         )
         flip, colors = A.HorizontalFlip(p=flip_probability), ColorDistortion(p=color_probability)

@@ -1,6 +1,7 @@
 """The augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325) as torchvision has it in its second
 version of transforms, with which RT-DETR, D-FINE and DEIM are trained. All are albumentations."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import albumentations as A
@@ -80,21 +81,42 @@ class RandomIoUCrop(A.DualTransform):
     """Crop a part of the image that overlaps an object by at least a drawn IoU.
 
     Objects whose center lies outside the crop are removed. An image without objects is left as it is.
+
+    Args:
+        scale_range: range of the crop's width and height, relative to the image's.
+        aspect_range: range of the width divided by the height, both relative to the image's.
+        min_ious: the minimum IoU of the crop with any of the objects whose centers it contains; one of them is drawn
+            for each attempt, and 1 or more means no crop.
+        trials: crops that are drawn before the next attempt.
+    Raises:
+        ValueError: a range is impossible, or no value of `min_ious` ends the attempts.
     """
 
     _targets = MOVED_TARGETS
-    scale_range = (0.3, 1.0)
-    """Of the crop's width and height, relative to the image's."""
-    aspect_range = (0.5, 2.0)
-    """Of the width divided by the height, both relative to the image's."""
-    min_ious = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    """The minimum IoU of the crop with any of the objects whose centers it contains; one of them is drawn for each
-    attempt, and 1 means no crop."""
-    trials = 40
-    """Crops that are drawn before the next attempt."""
 
-    def __init__(self, *, p: float = 1.0):
+    def __init__(
+        self,
+        *,
+        scale_range: tuple[float, float] = (0.3, 1.0),
+        aspect_range: tuple[float, float] = (0.5, 2.0),
+        min_ious: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
+        trials: int = 40,
+        p: float = 1.0,
+    ):
         super().__init__(p=p)
+        if not 0 < scale_range[0] <= scale_range[1] <= 1:
+            raise ValueError(f"scale_range is {scale_range}; expected (minimum, maximum) in 0..1.")
+        if not 0 < aspect_range[0] <= aspect_range[1]:
+            raise ValueError(f"aspect_range is {aspect_range}; expected (minimum, maximum) above 0.")
+        if trials < 1 or max(min_ious, default=0) < 1:
+            raise ValueError(
+                f"min_ious is {list(min_ious)} and trials is {trials}; expected a value of at least 1 "
+                "among min_ious, which means no crop, and at least 1 trial."
+            )
+        self.scale_range = tuple(scale_range)
+        self.aspect_range = tuple(aspect_range)
+        self.min_ious = tuple(min_ious)
+        self.trials = trials
 
     def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
         """Draw the (x0, y0, x1, y1) of one image's crop in pixels, and the (N,) bool objects inside."""
@@ -103,7 +125,7 @@ class RandomIoUCrop(A.DualTransform):
         whole = {"crop": (0, 0, width, height), "inside": np.ones(len(boxes), bool)}
         while len(boxes):
             min_iou = self.py_random.choice(self.min_ious)
-            if min_iou == 1:
+            if min_iou >= 1:
                 break
             for _ in range(self.trials):
                 crop = self._draw_crop(height, width)
@@ -171,16 +193,26 @@ class PhotometricDistort(A.ImageOnlyTransform):
     Each of the five happens with probability `p_each`; contrast changes either before or after saturation and hue.
 
     Args:
+        brightness, contrast, saturation: range of the factor.
+        hue: largest rotation, in turns.
         p_each: probability of each change.
     """
 
-    # Ranges of factors, and the largest rotation in turns.
-    brightness = (0.875, 1.125)
-    contrast = saturation = (0.5, 1.5)
-    hue = 0.05
-
-    def __init__(self, *, p_each: float = 0.5, p: float = 1.0):
+    def __init__(
+        self,
+        *,
+        brightness: tuple[float, float] = (0.875, 1.125),
+        contrast: tuple[float, float] = (0.5, 1.5),
+        saturation: tuple[float, float] = (0.5, 1.5),
+        hue: float = 0.05,
+        p_each: float = 0.5,
+        p: float = 1.0,
+    ):
         super().__init__(p=p)
+        self.brightness = tuple(brightness)
+        self.contrast = tuple(contrast)
+        self.saturation = tuple(saturation)
+        self.hue = hue
         self.p_each = p_each
 
     def get_params(self) -> dict[str, Any]:
