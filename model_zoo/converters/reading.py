@@ -40,8 +40,10 @@ FOCAL_MODELS = (
 """Formats whose class heads have no row for "no object"."""
 
 OTHER_MODELS = (
-    ("a Conditional DETR", ["cross_attn.qcontent_proj."]),
-    ("a DAB-DETR or a Conditional DETR", ["decoder.layers.0.ca_qcontent_proj."]),
+    *(
+        ("a Conditional DETR or DAB-DETR", [f"decoder.layers.0.{name}."])
+        for name in ("cross_attn.qcontent_proj", "ca_qcontent_proj", "attentions.1.query_content_proj")
+    ),
     ("a DDQ-DETR", ["dn_query_generator.", "query_map."]),
     ("a Co-DETR", ["query_head.", "rpn_head."]),
     ("a Sparse R-CNN or QueryInst", ["init_proposal_bboxes."]),
@@ -58,7 +60,8 @@ OTHER_MODELS = (
     ("a YOLO", ["bbox_head.convs_pred."]),
     ("an RTMDet", ["bbox_head.rtm_"]),
     ("a one-stage detector on anchors or points (FCOS, ATSS, GFL, SSD or the like)", ["bbox_head.", "cls"]),
-    ("a SOLO or CondInst", ["mask_head.", "bbox_head."]),
+    ("a SOLO", ["mask_head.conv_cls."]),
+    ("a SOLOv2", ["mask_head.mask_feature_head."]),
     ("a YOLO", ["model.0.conv.weight", "model.1.conv.weight"]),
 )
 """Models of mmdetection, detectron2, detrex and ultralytics that vitkit does not have, and parts of names by which they

@@ -227,7 +227,11 @@ def test_wrapped_names_and_second_weights_are_removed(tmp_path):
         (["bbox_head.retina_cls.weight"], "a RetinaNet"),
         (["bbox_head.multi_level_conv_cls.0.weight"], "a YOLOX"),
         (["model.0.conv.weight", "model.1.conv.weight", "model.22.dfl.conv.weight"], "a YOLO"),
-        (["decoder.layers.0.cross_attn.qcontent_proj.weight", "bbox_head.fc_cls.weight"], "a Conditional DETR"),
+        (
+            ["decoder.layers.0.cross_attn.qcontent_proj.weight", "bbox_head.fc_cls.weight"],
+            "a Conditional DETR or DAB-DETR",
+        ),
+        (["mask_head.mask_feature_head.convs_all_levels.0.conv0.conv.weight"], "a SOLOv2"),
     ],
 )
 def test_models_that_vitkit_lacks_are_named(names, kind, tmp_path):
@@ -262,6 +266,8 @@ def test_settings_that_vitkit_lacks_are_refused(tmp_path):
     assert "two stages without box refinement" in error(
         lambda config: config.update(with_box_refine=False), "deformable_detr_two_stage"
     )
+    more = {"dn_query_generator.label_embedding.weight": torch.zeros(7, 64)}
+    assert "has denoised queries, as a DDQ-DETR" in error(lambda _: None, "deformable_detr", **more)
     more = {"backbone.layer3.7.conv1.weight": torch.zeros(2, 2, 1, 1)}
     assert "its backbone is neither a ResNet of 18, 34, 50 or 101 layers nor a Swin" in error(lambda _: None, **more)
 

@@ -260,6 +260,8 @@ def _num_detections(settings: Mapping[str, Any]) -> int | None:
 
 
 def _read_deformable_detr(state: State, settings: Mapping[str, Any]) -> tuple[str, Section]:
+    if any(key.startswith("dn_query_generator.") for key in state):
+        raise ConfigError("has denoised queries, as a DDQ-DETR, which vitkit does not have.")
     model = _read_deformable(state, settings)
     two_stage = "head.proposals.enc_output.weight" in state
     refines = "head.decoder.bbox_embed.1.layers.0.weight" in state or bool(_setting(settings, "with_box_refine"))
