@@ -1,3 +1,4 @@
+import copy
 import os
 
 import pytest
@@ -89,6 +90,37 @@ def test_base_channels_make_every_stage_narrower(name, depth):
         assert [size // 4 if size > 3 else size for size in weights[key].shape] == list(narrow_weights[key].shape)
     features = build(name, depth=depth, base_channels=16, out_features=["res3"], pretrained=False)
     assert features(torch.randn(1, 3, 64, 64))["res3"].shape[1] == features.feature_info["res3"].channels
+
+
+@pytest.mark.parametrize(("depth", "base_channels"), [(18, 8), (50, 2)])
+def test_narrow_networks_avoid_strided_1x1_convolutions_whose_gradients_break_the_heap(
+    depth, base_channels, monkeypatch
+):
+    torch.manual_seed(0)
+    network = build("ResNet", depth=depth, base_channels=base_channels, norm="frozen_bn", pretrained=False)
+    images = torch.randn(1, 3, 54, 82)
+    plain = copy.deepcopy(network).double()
+    for module in plain.modules():
+        module.__dict__.pop("_conv_forward", None)
+    calls, convolve = [], torch.nn.functional.conv2d
+
+    def record(x, weight, bias=None, stride=1, *rest, **options):
+        calls.append((weight.shape[1], weight.shape[2], max(stride) if isinstance(stride, tuple) else stride))
+        return convolve(x, weight, bias, stride, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", record)
+    maps = network(images)
+    assert calls and not [call for call in calls if call[0] < 16 and call[1] == 1 and call[2] > 1]
+    sum(x.square().mean() for x in maps.values()).backward()
+    expected = plain(images.double())
+    assert [call for call in calls if call[0] < 16 and call[1] == 1 and call[2] > 1]  # as torchvision has them
+    sum(x.square().mean() for x in expected.values()).backward()
+    for name, value in expected.items():
+        torch.testing.assert_close(maps[name].double(), value, rtol=1e-4, atol=1e-4)
+    gradients = dict(plain.named_parameters())
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad.double(), gradients[name].grad, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["ResNet", "ResNetVD"])

@@ -219,7 +219,12 @@ class ResNet(BackboneBase, tv.ResNet):
         """Make torchvision's stage, base_channels / 64 times as wide."""
         if planes == 64:
             self.inplanes = self.base_channels  # of the stem, which torchvision makes 64 channels wide
-        return super()._make_layer(block, planes * self.base_channels // 64, blocks, stride, dilate)
+        stage = super()._make_layer(block, planes * self.base_channels // 64, blocks, stride, dilate)
+        if self.base_channels < 16:
+            from vitkit.kernels.convolution.narrow import subsample_before_1x1  # few networks are so narrow
+
+            subsample_before_1x1(stage)
+        return stage
 
     @property
     def layers(self) -> dict[str, nn.Sequential]:

@@ -1,9 +1,10 @@
-"""A way around wrong gradients of oneDNN's convolutions in bfloat16."""
+"""Ways around faults of oneDNN in the gradients of convolutions."""
 
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -25,3 +26,18 @@ def _conv_forward(self: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor, bias: 
         return forward(self, x, weight, bias)
     with torch.autocast(x.device.type, enabled=False):
         return forward(self, x.to(weight.dtype), weight, bias)
+
+
+def subsample_before_1x1(model: nn.Module) -> None:
+    """Let the 1x1 convolutions of a model with fewer than 16 input channels, without padding, subsample before.
+
+    For maps in channels-last order, oneDNN (of torch 2.14.1) writes beyond its memory as it computes the gradient of
+    the weights of a strided one, with AVX-512 below 16 channels, with AVX2 below 8: sooner or later the process dies.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels < 16 and module.kernel_size == (1, 1):
+            module._conv_forward = MethodType(_subsampled_conv_forward, module)  # type: ignore[method-assign]
+
+
+def _subsampled_conv_forward(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.conv2d(x[..., :: self.stride[0], :: self.stride[1]], weight, bias, groups=self.groups)
