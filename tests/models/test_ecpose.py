@@ -206,6 +206,16 @@ def test_wrong_arguments_are_named(changes, message):
         build(**changes)
 
 
+def test_half_precision_predicts_with_keypoints_in_float32():
+    model, (images, _) = build(training_queries=[]).eval(), batch()
+    images = images.float() / 64 - 2
+    with torch.no_grad():
+        whole, half = model(images), copy.deepcopy(model).half()(images.half())
+    assert half["pred_logits"].dtype == torch.float16 and half["pred_keypoints"].dtype == torch.float32
+    torch.testing.assert_close(half["pred_logits"].float(), whole["pred_logits"], atol=0.05, rtol=0.05)
+    assert half["pred_keypoints"].isfinite().all()  # with initial weights, rounding changes which locations are chosen
+
+
 def test_denoising_of_keypoints_needs_a_head_with_keypoints():
     head = DINOHead({"res5": FeatureInfo(16, 32)}, 3, num_queries=2, d_model=16, num_heads=2, num_decoder_layers=1)
     with pytest.raises(ConfigError, match="unlike those of this DINOHead. Choose model.head.type=DETRPoseHead"):

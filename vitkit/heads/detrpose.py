@@ -151,7 +151,7 @@ class DETRPoseHead(QueryHead):
         statistics = self._statistics(points, _without_padding(levels, maps), levels)
         layers = []
         for i, (class_embed, quality_embed, layer) in enumerate(zip(self.class_embed, self.quality_embed, decoded)):
-            logits = class_embed(layer.instances) + quality_embed(statistics[:, i])
+            logits = class_embed(layer.instances) + quality_embed(statistics[:, i].to(layer.instances.dtype))
             layers.append(self._predictions(logits, layer.points, layer.references))
         return {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class

@@ -59,6 +59,7 @@ RF_DETR = [
     *("model.head.num_decoder_layers=2", "model.head.d_ffn=256", "model.num_queries=20", "model.num_detections=20"),
     "model.training_queries=[]",
 ]
+MASKS = "model.head.masks='BlockMasks'"
 MODELS = {  # name: (config, overrides)
     "classifier, ResNet": ("quickstart/classifier", []),
     "classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.d_model=192"]),
@@ -76,6 +77,13 @@ MODELS = {  # name: (config, overrides)
     "D-FINE": ("dfine_n_coco", RT_DETR),
     "DEIMv2 on HGNetV2": ("deimv2_atto_coco", DEIMV2),
     "DEIMv2 on ViT": ("deimv2_s_coco", [*DEIMV2, *SMALL_VIT]),
+    "Deformable DETR with masks": ("quickstart/deformable_detr", [MASKS]),
+    "DINO with masks": ("quickstart/dino", [MASKS]),
+    "RT-DETR with masks": ("rtdetr:depth=18,masks=true", RT_DETR),
+    "RT-DETRv2 with masks": ("rtdetrv2:depth=18,masks=true", RT_DETR),
+    "D-FINE-seg": ("dfine_seg_n_coco", RT_DETR),
+    "DEIM with masks": ("deim:size=n,masks=true", RT_DETR),
+    "DEIMv2 with masks": ("deimv2:size=atto,masks=true", DEIMV2),
     "ECDet": ("ecdet_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
     "ECSeg": ("ecseg_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
     "ECPose": ("ecpose_s_coco", [*DEIMV2, "model.backbone.depth=3", "model.neck.num_blocks=1"]),
@@ -91,6 +99,7 @@ MODELS = {  # name: (config, overrides)
     "captioner, LSTM": ("caption_sat_soft_flickr8k", [RESNET, "model.backbone.out_features=['res5']"]),
     "translator": ("quickstart/translation", []),
 }
+MASKED = [name for name in MODELS if name.endswith(" with masks") and name != "DETR with masks"] + ["D-FINE-seg"]
 DEIMV2S = ("DEIMv2 on HGNetV2", "DEIMv2 on ViT")
 OVER_TOLERANCE = {
     (name, form)
@@ -107,6 +116,7 @@ OVER_TOLERANCE = {
         "ECDet",
         "ECSeg",
         "ECPose",
+        *MASKED,
     )
     for form in ("onnx fp16", "onnx int8", "torch fp16")
 } - {("RF-DETR", "onnx fp16")}
