@@ -59,7 +59,7 @@ class AttendWithDropout(torch.autograd.Function):
     dropped.
 
     A training step of DETR-R50-DC5 (480x640, batch 1) takes 0.70 of the peak memory (1099 rather than 1571 MiB), one of
-    DETR-R50 0.82 of it (800x1066, batch 1) and 0.98 of the time (480x640, batch 2).
+    DETR-R50 0.82 of it (800x1066, batch 1) and 0.98 of the time (480x640, batch 2), in bfloat16 0.95 of the time.
     """
 
     @staticmethod
