@@ -12,6 +12,8 @@ import vitkit
 from vitkit.config import load_config
 
 PAGE = Path(vitkit.__file__).parents[1] / "configs" / "moving_in.md"
+if not PAGE.is_file():
+    pytest.skip("an installed package has no documents", allow_module_level=True)
 
 
 def rows_of(heading):

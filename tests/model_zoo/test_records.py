@@ -14,6 +14,8 @@ from vitkit.config import find_config
 
 ZOO = Path(__file__).resolve().parents[2] / "model_zoo"
 RECORDS = sorted((ZOO / "records").glob("*.json"))
+if not RECORDS:
+    pytest.skip("an installed package has no records", allow_module_level=True)
 MEASUREMENTS = (ZOO / "measurements.md").read_text(encoding="utf-8").partition("# Measured here")[2]
 
 
