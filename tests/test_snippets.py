@@ -99,6 +99,11 @@ def test_snippet_has_a_test(document, number, code):
         assert document in text or '"README.md"' in text
 
 
+def test_figure_is_reproduced(names, capsys):
+    run("vitkit/apps/reproduction/README.md", 1, names)
+    assert re.search(r"bbox/AP 0\.78: 0\.7\d+ \[", capsys.readouterr().out)
+
+
 def test_readme_predicts_and_trains(names, capsys, monkeypatch):
     monkeypatch.setattr(vitkit, "load", load)
     write_shapes("shapes", num_train=1, num_val=4, image_size=64)

@@ -4,7 +4,8 @@ It reads annotations in any of the formats below, splits and checks them, times 
 and epochs, writes a config with a comment on each choice, trains, evaluates, draws predictions and writes a report. The
 models are those of configs/start; vitkit/data/measurements.md lists what they reached in which time.
 
-ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or images of masks (--task semantic).
+ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, Label Studio, VIA, ODVG, CSV,
+or images of masks (--task semantic).
 It is not needed for a YOLO data.yaml, a folder with both images and annotations, or folders of classes.
 
 Examples:

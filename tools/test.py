@@ -9,7 +9,7 @@ Examples:
     vitkit test configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
     vitkit test runs/detr --per-class
     vitkit test runs/detr --split test    (data.test, which was not used for any choice)
-    torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
+    torchrun --nproc-per-node 8 -m vitkit.tools.test configs/detr_r50.py runs/detr_r50/best.pth
     vitkit test runs/detr --resume runs/detr/results.stored_predictions    (that command was killed: go on from there)
     vitkit test configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
     vitkit test runs/roofs --tiles 800    (images much larger than those it was trained on)

@@ -63,7 +63,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--write-config", type=Path, metavar="FILE", help=text)
     text = "build everything, evaluate one batch, and stop: nothing is trained or written"
     parser.add_argument("--check", action="store_true", help=text)
-    args = parser.parse_intermixed_args(argv)
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; values of the config are KEY=VALUE: train.epochs=2")
     if args.resume and is_override(args.config):
         args.config, args.overrides = None, [args.config, *args.overrides]
     if not args.config and not args.resume:

@@ -121,6 +121,12 @@ def test_share_of_a_flat_part_is_checked(share):
         curve({"type": "FlatCosineLR", "flat_until_share": share})
 
 
+def test_share_of_a_run_of_few_steps_leaves_one_for_the_cosine():
+    spec = {"type": "FlatCosineLR", "flat_until_share": 0.9, "end_factor": 0.0}
+    for steps in (1, 2, 4):
+        assert curve(spec, steps_per_epoch=steps, epochs=1) == pytest.approx([1.0] * steps + [0.0], abs=1e-9)
+
+
 def test_error_of_a_run_shorter_than_its_warm_up_names_the_share_and_the_remedy():
     spec = {"type": "FlatCosineLR", "flat_until_share": 0.6, "warmup_steps": 20}
     with pytest.raises(

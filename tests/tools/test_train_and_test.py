@@ -369,6 +369,12 @@ def test_wrong_arguments_are_helpful_errors(tiny, capsys, arguments, expected):
     assert expected in message
 
 
+def test_value_given_as_an_option_is_told_how_values_are_set(capsys):
+    with pytest.raises(SystemExit):
+        train_tool.main(["quickstart/dino", "--epochs", "2"])
+    assert "unrecognized arguments: --epochs 2; values of the config are KEY=VALUE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

@@ -129,8 +129,7 @@ def flat_cosine_lr(
         flat_until_share: the same as a fraction of the run's epochs, which it then follows; one of the two is set.
         cosine_until_epoch: where it ends; None: with the run.
     Raises:
-        ConfigError: both or neither of the first two are set, or the warm-up, the flat part, the cosine and the run do
-            not end in this order.
+        ConfigError: both or neither of the first two are set, or warm-up, flat part, cosine, run end in another order.
     """
     if (flat_until_epoch is None) == (flat_until_share is None):
         raise ConfigError(
@@ -141,7 +140,8 @@ def flat_cosine_lr(
             raise ConfigError(
                 f"flat_until_share={flat_until_share:g}: expected a fraction of the run from 0 to below 1."
             )
-        flat_name, flat_until_epoch = f"flat_until_share={flat_until_share:g}", flat_until_share * epochs
+        flat_name = f"flat_until_share={flat_until_share:g}"
+        flat_until_epoch = min(flat_until_share * epochs, epochs - 1 / steps_per_epoch)  # a step or more is left
     else:
         flat_name = f"flat_until_epoch={flat_until_epoch:g}"
     warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch, epochs, warmup_share)

@@ -516,7 +516,7 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "keypoints"],
             "has no object with a keypoint. Choose --task detection",
         ),
-        (["{world}/train2017"], "train2017' has only images. Name their annotations after it: vitkit start "),
+        (["{world}/train2017"], "labels.json. Without annotations, a backbone can be trained: vitkit pretrain "),
         (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
         (
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],

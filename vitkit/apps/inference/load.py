@@ -168,7 +168,7 @@ def find_trained(
     config, located = find_model(source, weights, overrides=overrides, trust=trust)
     if located is None:
         name = (source.path if isinstance(source, Config) else "the config") if isinstance(source, Mapping) else source
-        raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
+        raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run in its place.")
     return TrainedModel(config, located)
 
 

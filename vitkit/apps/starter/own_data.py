@@ -93,7 +93,8 @@ def read_detection(
     )
     if suffixes and suffixes <= IMAGE_SUFFIXES:
         raise DataError(
-            f"'{images}' has only images. Name their annotations after it: vitkit start {images} labels.json"
+            f"'{images}' has only images. Name their annotations after it: vitkit start {images} labels.json. Without "
+            f"annotations, a backbone can be trained: vitkit pretrain {images}"
         )
     data = read_annotations(annotations or images, images if annotations is not None else None)
     if data.annotations and all(annotation.get("iscrowd") for annotation in data.annotations):
