@@ -42,8 +42,8 @@ def public(name: str) -> bool:
     return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
 
 
-def test_there_are_six_notebooks():
-    assert [path.values[0].stem[0] for path in NOTEBOOKS] == list("123456")
+def test_there_are_seven_notebooks():
+    assert [path.values[0].stem[0] for path in NOTEBOOKS] == list("1234567")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
