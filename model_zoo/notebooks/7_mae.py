@@ -42,7 +42,7 @@ show(out / "image_reconstruction.png")
 # The same image was masked in three ways. The loss is the squared error of the removed patches $P$ only, of pixels
 # normalized by the mean $\mu_p$ and the standard deviation $\sigma_p$ of the true patch,
 #
-# $$\mathcal{L} = \frac{1}{|P|} \sum_{p \in P} \Bigl\lVert \hat x_p - \frac{x_p - \mu_p}{\sigma_p} \Bigr\rVert^2,$$
+# $$\mathcal{L} = \frac{1}{|P|} \sum_{p \in P} \Bigl( \hat x_p - \frac{x_p - \mu_p}{\sigma_p} \Bigr)^2,$$
 #
 # here the mean over pixels. So the model is asked for the pattern of a patch, not for its brightness: predicting each
 # patch's mean would cost 1. To draw the reconstruction, the true mean and contrast are put back, which is why even a
