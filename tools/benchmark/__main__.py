@@ -106,11 +106,6 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="folder of JPEGs to read (default: synthetic ones of 640x480)"
     )
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the models of both sides by inductor, but those of the part latency, which has rows of both",
-    )
     latency = parser.add_argument_group("options of the part latency")
     text = "real-time models to measure, or all (default: six of them, as each takes minutes)"
     latency.add_argument("--models", type=one_of(models_of_latency), nargs="+", default=[], metavar="MODEL", help=text)
@@ -247,7 +242,6 @@ def make_options(args: argparse.Namespace) -> Options:
         rows=args.rows,
         batch_sizes=args.batch or [1],
         onnx=args.onnx,
-        compile=args.compile,
     )
 
 
@@ -269,8 +263,7 @@ def describe_machine(args: argparse.Namespace) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     clock = "processor time" if args.processor_time else "wall time"
-    precision = f"{args.precision}, compiled" if args.compile else args.precision
-    return f"{hardware}; {precision}; {', '.join(versions)}; {clock}, medians of {args.repeats} rounds."
+    return f"{hardware}; {args.precision}; {', '.join(versions)}; {clock}, medians of {args.repeats} rounds."
 
 
 def markdown_table(rows: Sequence[Measurement]) -> str:

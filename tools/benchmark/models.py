@@ -20,7 +20,6 @@ from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
 from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, CRITERIA
-from vitkit.structures import UncompiledTargets
 from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 
@@ -102,8 +101,6 @@ def step(family: Family, name: str, case: Case, options: Options) -> Call:
     batch = random_batch(case, family.num_classes, options.device)
     contestant = family.builders[name](family.num_classes, batch, case)
     model = contestant.model.to(options.device).train(case.training)
-    if options.compile:
-        model.compile()
 
     def infer() -> None:
         with torch.inference_mode(), options.autocast():
@@ -168,7 +165,7 @@ def vitkit_model(
     names = ("labels", "boxes_cxcywh", "masks")
     targets = [dict(zip(names, values)) for values in zip(batch.labels, batch.boxes_cxcywh, batch.masks)]
 
-    known = {"targets": UncompiledTargets(targets)} if getattr(model, "uses_targets", False) else {}
+    known = {"targets": targets} if model.uses_targets else {}
 
     def loss() -> Tensor:
         return sum(criterion(model(batch.images, padding_mask, **known), targets).values())

@@ -75,8 +75,6 @@ class Options:
     """The numbers of images that the part "latency" runs at once."""
     onnx: Sequence[OnnxFromOutside] = ()
     """Files that the part "latency" measures as well."""
-    compile: bool = False
-    """Whether torch.compile prepares the models of both sides."""
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context of `precision` on `device`."""

@@ -11,6 +11,7 @@ import signal
 import threading
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -390,7 +391,7 @@ def test_a_record_is_repeated_from_its_file(zoo, capsys):
     assert "records/stub-6_images.json: not repeated: " in fails("records/stub-6_images.json", "--out", "third")
 
 
-def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so(zoo):
+def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so(zoo, monkeypatch):
     figures = {"bbox/AP": 0.001, "bbox/AP50": 0.9}
     trained = {"config": "stub.py", "dataset": "drawn", "measured": figures, "processor_minutes": 3.5}
     trained["splits"] = {"test": {"images": "{root}/train2017", "annotations": TRAINING}}
@@ -416,6 +417,10 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
     assert test.weights == record.weights and test.num_samples == 1
     assert [(each.published, each.difference, each.agrees) for each in test.figures] == [(None, None, None)] * 2
     assert "| `own/stub` | drawn test, 1 | bbox/AP: " in test.line() and "| none published |" in test.line()
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "train", Mock(side_effect=ConfigError("cannot go on")))
+        assert "cannot go on" in fails("own/stub", "--train", "--overwrite")
+    assert best.is_file()  # a run that cannot go on is not thrown away
 
 
 def test_python_measures_as_the_command_does(zoo):

@@ -292,13 +292,14 @@ def _check_request(stated: Stated, settings: Sequence[str], *, train_first: bool
 
 def _train(config: Config, folder: Path, device: str | None) -> None:
     """Train a run, or go on with it."""
-    with suppress(ConfigError):
+    try:
         check_resumable(folder)
+    except ConfigError:
+        if is_main():
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its first checkpoint
+        train(config, run_dir=folder, device=device)
+    else:
         train(resume=folder, device=device)
-        return
-    if is_main():
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its first checkpoint
-    train(config, run_dir=folder, device=device)
 
 
 def _record(
