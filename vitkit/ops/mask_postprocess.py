@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_VALUES = 1 << 25
-"""Number of values in the largest intermediate tensor, 128 MiB in float32."""
+CHUNK_VALUES = 1 << 22
+"""Number of values in the largest intermediate tensor, 16 MiB in float32: one that fits caches takes half the
+time of one of 128 MiB, and less memory."""
 
 
 class PanopticRules(NamedTuple):
