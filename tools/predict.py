@@ -163,6 +163,7 @@ def shard(text: str) -> Shard:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.inference import load
+    from vitkit.apps.inference.inputs import check_sources
     from vitkit.apps.inference.journal import Shard
     from vitkit.apps.inference.writing import Output, predict_files
     from vitkit.logging import setup_logging
@@ -170,6 +171,7 @@ def main(argv: list[str] | None = None) -> None:
     with errors_in_one_line():
         setup_logging()
         tiling = tiling_of(args.tiles, args.tile_overlap)
+        check_sources(args.input)
         # The processes need no group: each writes its own lines, and the last one to finish merges them.
         rank, local_rank = int(os.environ.get("RANK", 0)), os.environ.get("LOCAL_RANK", "0")
         has_number = "RANK" in os.environ and args.device not in ("cpu", "mps")

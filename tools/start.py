@@ -45,7 +45,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
     text = "score this text-prompted detector first, with the class names as its text, as a baseline in the report"
     parser.add_argument("--zero-shot", metavar="MODEL", help=text)
-    parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
+    text = "time a few steps, choose, and write the config, but do not train"
+    parser.add_argument("--dry-run", action="store_true", help=text)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.rest if is_override(word)]

@@ -494,8 +494,13 @@ def test_folder_that_matches_two_formats_is_an_error(tmp_path):
     assert len(CocoDetection(tmp_path, tmp_path, format="voc")) == 1
 
 
-def test_folder_of_unknown_format_is_an_error(tmp_path):
+def test_folder_of_unknown_format_or_of_images_alone_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="has no files"):
+        read_annotations(tmp_path)
     draw_images(tmp_path, "a.jpg")
+    with pytest.raises(DataError, match=r"has 1 image and no annotations\. Give .*coco, yolo"):
+        read_annotations(tmp_path)
+    write(tmp_path / "a.md", "a cat")
     with pytest.raises(DataError, match="none of the supported formats"):
         read_annotations(tmp_path)
 

@@ -132,6 +132,11 @@ def test_drawn_video_has_the_frame_rate_of_its_source_if_a_codec_supports_it(rat
     assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == pytest.approx(written)
 
 
+def test_missing_input_is_an_error_before_the_model_is_loaded():
+    with pytest.raises(SystemExit, match="'none.jpg': no such file"):
+        predict.main(["no_such_run", "--input", "none.jpg"])
+
+
 def test_missing_camera_is_a_one_line_error(run, capfd):
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "97", "--device", "cpu", "--out", "out"])

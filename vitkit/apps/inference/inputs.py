@@ -175,6 +175,13 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
     return [pair for pair in named if pair[0] not in paths_of_videos], videos
 
 
+def check_sources(sources: Iterable[str]) -> None:
+    """Raise the DataError of `find_files` for a source without a file, before anything is read."""
+    for text in sources:
+        if not (exists(Path(text)) or find_stream(text) or is_url(text) or text.isdecimal()):
+            find_paths_like(text, folders=False)
+
+
 def is_camera(path: Path) -> bool:
     """Whether a source is the number of a camera."""
     return path.name.isdecimal() and not isinstance(path, Live) and not path.exists()

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import DataError
-from vitkit.io.folders import data_files, is_hidden
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.json_files import read_json
+from vitkit.text_format import pluralize
 
 
 class AnnotationFormat(NamedTuple):
@@ -116,6 +117,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
     if path.is_dir():
         _check_for_label_images(path)
+        _check_for_images_alone(path)
     _check_for_captions(path)
     formats = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
     raise DataError(
@@ -131,6 +133,16 @@ def _check_for_label_images(folder: Path) -> None:
                 f"annotations: '{folder}' has label images in '{inside.name}'. Give '{inside}' as the annotations, and "
                 "the folder of the images as images (in `vitkit data convert`: --images)."
             )
+
+
+def _check_for_images_alone(folder: Path) -> None:
+    """Raise DataError if a folder has no files but images."""
+    files = data_files(folder)
+    if all(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+        found = f"{pluralize(len(files), 'images')} and no annotations" if files else "no files"
+        raise DataError(
+            f"annotations: '{folder}' has {found}. Give the file or folder of the annotations, as {', '.join(FORMATS)}."
+        )
 
 
 def _check_for_captions(path: Path) -> None:
