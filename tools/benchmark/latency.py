@@ -45,8 +45,8 @@ class Published(NamedTuple):
     config: str
     side: int
     """Height and width of its images in pixels."""
-    ap: float
-    """COCO AP of boxes, of masks for RF-DETR-Seg and ECSeg."""
+    ap: float | None
+    """COCO AP of boxes, of masks for RF-DETR-Seg and ECSeg, of keypoints for ECPose; None if it is not published."""
     milliseconds: float | None
     """Latency on a T4 by TensorRT in float16; None if it is not in the project's README."""
 
@@ -57,6 +57,7 @@ MODELS = {
     "D-FINE-M": Published("dfine_m_coco", 640, 52.3, 5.62),
     "D-FINE-L": Published("dfine_l_coco", 640, 54.0, 8.07),
     "D-FINE-X": Published("dfine_x_coco", 640, 55.8, 12.89),
+    **{f"D-FINE-Seg-{size}": Published(f"dfine_seg_{size.lower()}_coco", 640, None, None) for size in "NSMLX"},
     "DEIMv2-Atto": Published("deimv2_atto_coco", 320, 23.8, 1.10),
     "DEIMv2-Femto": Published("deimv2_femto_coco", 416, 31.0, 1.45),
     "DEIMv2-Pico": Published("deimv2_pico_coco", 640, 38.5, 2.13),
