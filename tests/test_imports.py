@@ -33,6 +33,7 @@ CORE = (
     ("engine",),
 )
 APPS = (
+    ("output",),
     ("datasets", "export_reading", "interop", "visualization"),
     ("inference", "report"),
     ("explanations", "export_writing", "conversion", "analysis"),
