@@ -33,7 +33,6 @@ CORE = (
     ("engine",),
 )
 APPS = (
-    ("output",),
     ("datasets", "export_reading", "interop", "visualization"),
     ("inference", "report"),
     ("explanations", "export_writing", "conversion", "analysis"),

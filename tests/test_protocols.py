@@ -4,7 +4,6 @@ from torch import nn
 
 import vitkit
 from vitkit import BACKBONES, CRITERIA, DATASETS, EVALUATORS, HEADS, MODELS, NECKS
-from vitkit.apps.training.result_files import load_results
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import LanguageModelEvaluator
 from vitkit.protocols.criterion import Criterion
@@ -80,7 +79,7 @@ def test_a_dataset_has_the_methods_of_its_annotations(cls):
 def test_an_evaluator_that_reads_no_files_says_so(tmp_path):
     evaluator = LanguageModelEvaluator(PlainDataset(image_ids=[]))
     with pytest.raises(ConfigError, match=r"a\.json: LanguageModelEvaluator cannot read predictions from files"):
-        load_results(evaluator, tmp_path / "a.json")
+        evaluator.load_results(tmp_path / "a.json")
     assert (evaluator.parts, evaluator.per_class(), evaluator.score_thresholds()) == ((evaluator,), {}, None)
 
 

@@ -210,13 +210,13 @@ class EvaluationDetails(NamedTuple):
 
 def write(result: Evaluation, out: Path, *, requested: bool) -> None:
     """Write the predictions, if the evaluator can or it was requested; print what was measured other than the table."""
-    from vitkit.apps.training.result_files import writes_results
     from vitkit.evaluation.text import perplexity
+    from vitkit.protocols.evaluator import Evaluator
 
     metrics = result.metrics
     if "nll" in metrics:
         print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {perplexity(metrics['nll']):.3f}")
-    if not requested and not writes_results(result.evaluator):
+    if not requested and type(result.evaluator).write_results is Evaluator.write_results:
         print(f"no results file: {type(result.evaluator).__name__} does not write its predictions")
         return
     print(f"results are in {', '.join(map(str, result.write(out)))}")
@@ -301,7 +301,7 @@ def print_confusion(evaluator: Any, threshold: float, iou_type: str, path: Path)
     import numpy as np
 
     from vitkit.apps.report.matching import confusion_matrix
-    from vitkit.apps.visualization.metrics import draw_confusion_matrix
+    from vitkit.evaluation.classification import draw_confusion_matrix
 
     matrix = confusion_matrix(
         evaluator.dataset.ground_truth(),

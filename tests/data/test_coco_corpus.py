@@ -15,7 +15,6 @@ import pytest
 from helpers.processes import run_forked
 from PIL import Image
 
-from vitkit.apps.training.result_files import load_results
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
@@ -117,7 +116,7 @@ def evaluate(path):
     instances, results = (path, "results.json") if kind == "instances" else ("instances.json", path)
     dataset = CocoDetection(".", str(instances), masks=True)
     evaluator = CocoEvaluator(dataset, iou_types=["bbox", "segm"])
-    load_results(evaluator, results)
+    evaluator.load_results(results)
     return dataset[0], evaluator.compute()
 
 

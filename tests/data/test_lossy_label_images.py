@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from vitkit.apps.starter.own_data import read_own_data
-from vitkit.apps.training.result_maps import read_ids
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
+from vitkit.evaluation.maps import read_ids
 from vitkit.io.image_files import read_label_map
 
 LOSSY = {

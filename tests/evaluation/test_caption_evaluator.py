@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from helpers.plain_dataset import PlainDataset
 
-from vitkit.apps.training.result_files import load_results, write_results
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.captions import CaptionEvaluator
 
@@ -54,11 +53,11 @@ def test_an_image_seen_twice_counts_once():
 def test_results_have_the_coco_format_and_score_the_same_when_read_back(tmp_path):
     evaluator, metrics = evaluated({7: "a dog running", 3: "cats", 5: "a ball – grün"})
     path = tmp_path / "results.json"
-    assert write_results(evaluator, path) == [path]
+    assert evaluator.write_results(path) == [path]
     written = json.loads(path.read_text(encoding="utf-8"))
     assert written[1] == {"image_id": 3, "caption": "cats"}
     again = CaptionEvaluator(Captioned())
-    load_results(again, path)
+    again.load_results(path)
     assert again.compute() == metrics
     assert "CIDEr-D" in again.table() and "4 references" in again.table()
     assert again.per_class().keys() == {"7", "3", "5"}
@@ -78,15 +77,15 @@ def test_wrong_results_are_named(tmp_path, content, message):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=message):
-        load_results(CaptionEvaluator(Captioned()), path)
+        CaptionEvaluator(Captioned()).load_results(path)
 
 
 def test_missing_or_damaged_results_are_named(tmp_path):
     with pytest.raises(DataError, match="results: no file .* Give the file that vitkit test wrote"):
-        load_results(CaptionEvaluator(Captioned()), tmp_path / "none.json")
+        CaptionEvaluator(Captioned()).load_results(tmp_path / "none.json")
     (tmp_path / "cut.json").write_text('[{"image_id"')
     with pytest.raises(DataError, match="not valid JSON"):
-        load_results(CaptionEvaluator(Captioned()), tmp_path / "cut.json")
+        CaptionEvaluator(Captioned()).load_results(tmp_path / "cut.json")
 
 
 def test_other_datasets_and_models_are_refused():

@@ -11,12 +11,10 @@ from helpers.processes import on_ranks
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitkit.apps.training.result_files import write_results
-from vitkit.apps.visualization.colors import text_color
-from vitkit.apps.visualization.metrics import draw_confusion_matrix
 from vitkit.distributed import rank
 from vitkit.errors import DataError
-from vitkit.evaluation.classification import ClassificationEvaluator
+from vitkit.evaluation.classification import ClassificationEvaluator, draw_confusion_matrix
+from vitkit.ops.colors import text_color
 from vitkit.registry import EVALUATORS
 
 CLASSES = ["a", "b", "c", "d", "e", "f", "g"]
@@ -97,7 +95,7 @@ def test_another_number_of_classes_is_an_error():
 def test_results_hold_the_matrix_and_every_image(tmp_path):
     evaluator = fed(IMAGES, 4)
     evaluator.compute()
-    assert write_results(evaluator, tmp_path / "r.json") == [tmp_path / "r.json", tmp_path / "r_confusion.png"]
+    assert evaluator.write_results(tmp_path / "r.json") == [tmp_path / "r.json", tmp_path / "r_confusion.png"]
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["top1"] == 0.25 and result["classes"] == CLASSES
     assert result["confusion_matrix"] == evaluator.confusion_matrix().tolist()
@@ -116,7 +114,7 @@ def test_any_number_of_classes_can_be_drawn(tmp_path, num_classes):
 
 def test_counts_can_be_read_on_every_cell(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure) or path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **settings: figures.append(figure))
     draw_confusion_matrix(np.array([[99, 1], [5, 5]]), ["a", "b"], tmp_path / "m.png")
     axes = figures[0].axes[0]
     (shown,) = axes.images

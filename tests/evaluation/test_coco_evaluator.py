@@ -9,7 +9,6 @@ from pycocotools.cocoeval import COCOeval
 
 from vitkit import distributed
 from vitkit.apps.report.matching import compute_overlaps, match_detections
-from vitkit.apps.training.result_files import write_results
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
 from vitkit.evaluation.coco import CocoEvaluator, metric_names
@@ -164,7 +163,7 @@ def test_metrics_equal_those_of_pycocotools_on_the_results_file(dataset, tmp_pat
     metrics = run(evaluator, noisy(dataset))
     assert capsys.readouterr().out == ""
     assert 0 < metrics["bbox/AP"] < 1
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
 
     truth = dataset.ground_truth()
     truth["annotations"] = [{**a, "id": a["id"] + 1} for a in truth["annotations"]]  # COCOeval fails on id 0
@@ -200,7 +199,7 @@ def test_each_limit_equals_pycocotools(max_dets, tmp_path):
     dataset, predictions = crowded()
     evaluator = EVALUATORS.build(dict(type="CocoEvaluator", max_dets=max_dets), dataset=dataset)
     metrics = run(evaluator, predictions)
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     (tmp_path / "truth.json").write_text(json.dumps(dataset.ground_truth()))
     coco = COCO(str(tmp_path / "truth.json"))
     evaluation = COCOeval(coco, coco.loadRes(str(tmp_path / "results.json")), "bbox")

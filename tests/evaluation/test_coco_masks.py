@@ -10,7 +10,6 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitkit.apps.training.result_files import load_results, write_results
 from vitkit.data.synthetic.shapes import ShapesSegmentation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.coco import CocoEvaluator, masks_to_rle, metric_names
@@ -58,7 +57,7 @@ def test_metrics_equal_those_of_pycocotools_on_the_results_file(dataset, tmp_pat
     evaluator, metrics = run(dataset, 3, iou_types=["bbox", "segm"])
     assert 0 < metrics["segm/AP"] < 1
     assert [line.split()[0] for line in evaluator.table().splitlines()[1:]] == ["AP", "boxes", "masks"]
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     (tmp_path / "truth.json").write_text(json.dumps(dataset.ground_truth()))
     coco = COCO(str(tmp_path / "truth.json"))
     stats = {}
@@ -76,19 +75,19 @@ def test_metrics_equal_those_of_pycocotools_on_the_results_file(dataset, tmp_pat
 
 def test_written_results_score_the_same_when_read_back(dataset, tmp_path):
     evaluator, expected = run(dataset, 3, iou_types=["bbox", "segm"])
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     again = CocoEvaluator(dataset, iou_types=["bbox", "segm"])
-    load_results(again, tmp_path / "results.json")
+    again.load_results(tmp_path / "results.json")
     assert again.compute() == expected
 
 
 def test_results_for_a_part_of_the_images_warn(dataset, tmp_path, caplog):
     evaluator, _ = run(dataset, 3)
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     results = json.loads((tmp_path / "results.json").read_text())
     first = results[0]["image_id"]
     (tmp_path / "results.json").write_text(json.dumps([r for r in results if r["image_id"] == first]))
-    load_results(CocoEvaluator(dataset), tmp_path / "results.json")
+    CocoEvaluator(dataset).load_results(tmp_path / "results.json")
     count = len(dataset.image_ids)
     assert f"no prediction for {count - 1} of {count} images, whose objects count as missed" in caplog.text
 
@@ -97,22 +96,22 @@ def test_wrong_results_are_errors(dataset, tmp_path):
     path = tmp_path / "results.json"
     evaluator = CocoEvaluator(dataset)
     with pytest.raises(DataError, match="results: no file"):
-        load_results(evaluator, path)
+        evaluator.load_results(path)
     path.write_text("{")
     with pytest.raises(DataError, match="not valid JSON at line 1"):
-        load_results(evaluator, path)
+        evaluator.load_results(path)
     good = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 2, 2], "score": 0.5}
     path.write_text(json.dumps([good]))
     with pytest.raises(DataError, match="entry 0 has no 'segmentation'; expected run lengths"):
-        load_results(CocoEvaluator(dataset, iou_types=["segm"]), path)
+        CocoEvaluator(dataset, iou_types=["segm"]).load_results(path)
     path.write_text(json.dumps([good, {**good, "image_id": 77}]))
     with pytest.raises(DataError, match="1 of their 2 images are among the 6 of the data, not 77."):
-        load_results(evaluator, path)
+        evaluator.load_results(path)
     path.write_text(json.dumps([good, {**good, "category_id": 77}]))
     with pytest.raises(
         DataError, match="entry 1 has category_id 77; expected one of the 6 category_ids of the dataset"
     ):
-        load_results(evaluator, path)
+        evaluator.load_results(path)
 
 
 SIZE = [30, 40]
@@ -138,7 +137,7 @@ def test_wrong_values_of_results_are_named(dataset, tmp_path, change, message):
     good = {"image_id": 1, "category_id": 1, "score": 0.5, "segmentation": {"size": SIZE, "counts": [1200]}}
     (tmp_path / "results.json").write_text(json.dumps([good, {**good, **change}]))
     with pytest.raises(DataError, match=f"results.json': entry 1 has .*{message}"):
-        load_results(CocoEvaluator(dataset, iou_types=["segm"]), tmp_path / "results.json")
+        CocoEvaluator(dataset, iou_types=["segm"]).load_results(tmp_path / "results.json")
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -148,7 +147,7 @@ def test_masks_of_another_size_than_their_image_are_an_error(dataset, tmp_path, 
     result = {"image_id": 1, "category_id": 1, "score": 0.5, "segmentation": {"size": [7, 5], "counts": counts}}
     (tmp_path / "results.json").write_text(json.dumps([result]))
     evaluator = CocoEvaluator(dataset, iou_types=["segm"])
-    load_results(evaluator, tmp_path / "results.json")
+    evaluator.load_results(tmp_path / "results.json")
     with pytest.raises(DataError, match=r"image 1: a predicted mask has the size \[7, 5\], .*that of the image"):
         evaluator.compute()
 
@@ -167,7 +166,7 @@ def test_uncompressed_run_lengths_score_as_compressed_ones(dataset, tmp_path):
         result["segmentation"] = {"size": [height, width], "counts": counts}
         (tmp_path / "results.json").write_text(json.dumps([result]))
         evaluator = CocoEvaluator(dataset, iou_types=["segm", "bbox"])
-        load_results(evaluator, tmp_path / "results.json")
+        evaluator.load_results(tmp_path / "results.json")
         metrics.append(evaluator.compute())
     assert metrics[0] == metrics[1] and metrics[0]["segm/AP"] > 0
 

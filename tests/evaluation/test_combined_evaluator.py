@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.apps.training.result_files import load_results, write_results
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS, EVALUATORS
 
@@ -70,15 +69,15 @@ def test_combined_evaluator_returns_the_metrics_of_all(dataset):
 def test_written_results_give_the_same_metrics(dataset, tmp_path):
     evaluator = evaluated(dataset, spoil=True)
     metrics = evaluator.compute()
-    written = write_results(evaluator, tmp_path / "results.json")
+    written = evaluator.write_results(tmp_path / "results.json")
     names = {path.name for path in written}
     assert {"results.json", "results_CocoEvaluator.json", "results_SemanticEvaluator.json"} <= names
     again = EVALUATORS.build(SPEC, dataset=dataset)
-    load_results(again, tmp_path / "results.json")
+    again.load_results(tmp_path / "results.json")
     assert again.compute() == pytest.approx(metrics)
     (tmp_path / "results_CocoEvaluator.json").unlink()
     with pytest.raises(DataError, match="results_CocoEvaluator"):
-        load_results(EVALUATORS.build(SPEC, dataset=dataset), tmp_path / "results.json")
+        EVALUATORS.build(SPEC, dataset=dataset).load_results(tmp_path / "results.json")
 
 
 def test_evaluators_of_the_same_type_write_separate_files(dataset, tmp_path):
@@ -93,10 +92,10 @@ def test_evaluators_of_the_same_type_write_separate_files(dataset, tmp_path):
     evaluator = EVALUATORS.build(spec, dataset=dataset)
     evaluator.update(*predictions(dataset, spoil=True))
     metrics = evaluator.compute()
-    written = [path.name for path in write_results(evaluator, tmp_path / "results.json")]
+    written = [path.name for path in evaluator.write_results(tmp_path / "results.json")]
     assert written[-2:] == ["results_CocoEvaluator.json", "results_CocoEvaluator2.json"]
     again = EVALUATORS.build(spec, dataset=dataset)
-    load_results(again, tmp_path / "results.json")
+    again.load_results(tmp_path / "results.json")
     assert again.compute() == pytest.approx(metrics)
 
 

@@ -6,7 +6,6 @@ from helpers.plain_dataset import PlainDataset
 
 from vitkit.apps.report.intervals import bootstrap_weights, estimate, paired_difference
 from vitkit.apps.report.pages.coco import counts_by_score
-from vitkit.apps.training.result_files import load_results
 from vitkit.evaluation.coco import CocoEvaluator, metric_names
 from vitkit.evaluation.detection_statistics import THRESHOLDS
 
@@ -58,7 +57,7 @@ def evaluated(images, annotations, results, tmp_path):
 
     evaluator = CocoEvaluator(Truth(images, annotations))
     (tmp_path / "results.json").write_text(json.dumps(results))
-    load_results(evaluator, tmp_path / "results.json")
+    evaluator.load_results(tmp_path / "results.json")
     return evaluator, evaluator.compute()
 
 

@@ -13,7 +13,6 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitkit.apps.report import write_report
-from vitkit.apps.training.result_files import load_results, write_results
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import coco as coco_module
@@ -116,15 +115,15 @@ def test_written_results_are_read_back(tmp_path):
     evaluator = CocoEvaluator(dataset, iou_types=["keypoints"])
     evaluator.update(predictions, [dict(image_id=i) for i in dataset.image_ids])
     metrics = evaluator.compute()
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     again = CocoEvaluator(dataset, iou_types=["keypoints"])
-    load_results(again, tmp_path / "results.json")
+    again.load_results(tmp_path / "results.json")
     assert again.compute() == pytest.approx(metrics, abs=1e-12)
     (tmp_path / "wrong.json").write_text(
         '[{"image_id": 1, "category_id": 2, "score": 1, "keypoints": [1, 2, 1]}]'
     )  # of one point
     with pytest.raises(DataError, match="expected 3 x 5 finite numbers"):
-        load_results(again, tmp_path / "wrong.json")
+        again.load_results(tmp_path / "wrong.json")
 
 
 def test_ranks_match_their_own_images(monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 from helpers.federated import federated_results, federated_truth
 from helpers.plain_dataset import PlainDataset
 
-from vitkit.apps.training.result_files import load_results
 from vitkit.errors import DataError
 from vitkit.evaluation import lvis
 from vitkit.evaluation.lvis import LvisEvaluator
@@ -28,7 +27,7 @@ def dataset_of(truth):
 def evaluate(truth, results, tmp_path, **options):
     evaluator = LvisEvaluator(dataset_of(truth), **options)
     (tmp_path / "results.json").write_text(json.dumps(results))
-    load_results(evaluator, tmp_path / "results.json")
+    evaluator.load_results(tmp_path / "results.json")
     return evaluator, evaluator.compute()
 
 

@@ -9,7 +9,6 @@ from helpers.plain_dataset import PlainDataset
 from PIL import Image
 
 from vitkit import distributed
-from vitkit.apps.training.result_files import load_results, write_results
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
@@ -212,7 +211,7 @@ def test_two_ranks_equal_one_process_despite_a_repeated_image(monkeypatch):
 def test_written_results_have_the_coco_format_and_score_the_same(tmp_path):
     dataset, predictions = random_dataset()
     evaluator, expected = run(dataset, predictions)
-    written = write_results(evaluator, tmp_path / "results.json")
+    written = evaluator.write_results(tmp_path / "results.json")
     assert written == [tmp_path / "results.json", tmp_path / "results"]
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["categories"][0] == {"id": 17, "name": "cat", "isthing": 1}
@@ -226,14 +225,14 @@ def test_written_results_have_the_coco_format_and_score_the_same(tmp_path):
     ]
     for path in written:
         again = PanopticEvaluator(dataset)
-        load_results(again, path)
+        again.load_results(path)
         assert again.compute() == expected
 
 
 def write_wrong(folder, change):
     dataset, predictions = random_dataset()
     evaluator, _ = run(dataset, predictions)
-    write_results(evaluator, folder / "results.json")
+    evaluator.write_results(folder / "results.json")
     content = json.loads((folder / "results.json").read_text())
     change(content["annotations"][0])
     (folder / "results.json").write_text(json.dumps(content))
@@ -261,16 +260,16 @@ def write_wrong(folder, change):
 def test_wrong_results_are_errors(tmp_path, change, message):
     with pytest.raises(DataError, match=message):
         evaluator = write_wrong(tmp_path, change)
-        load_results(evaluator, tmp_path / "results.json")
+        evaluator.load_results(tmp_path / "results.json")
 
 
 def test_empty_results_are_an_error(tmp_path):
     evaluator = PanopticEvaluator(random_dataset()[0])
     with pytest.raises(DataError, match="results: no file"):
-        load_results(evaluator, tmp_path / "results.json")
+        evaluator.load_results(tmp_path / "results.json")
     (tmp_path / "results.json").write_text("[1]")
     with pytest.raises(DataError, match="the file contains .*; expected panoptic results"):
-        load_results(evaluator, tmp_path / "results.json")
+        evaluator.load_results(tmp_path / "results.json")
 
 
 def test_wrong_predictions_are_errors():

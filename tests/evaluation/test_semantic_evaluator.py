@@ -10,7 +10,6 @@ from helpers.plain_dataset import PlainDataset
 from PIL import Image
 
 from vitkit import distributed
-from vitkit.apps.training.result_files import load_results, write_results
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
 from vitkit.evaluation.maps import near_edge
@@ -153,7 +152,7 @@ def test_two_ranks_equal_one_process_despite_a_repeated_image(monkeypatch):
 def test_written_maps_contain_raw_ids_and_score_the_same(tmp_path):
     dataset, _, predictions = random_dataset()
     evaluator, expected = run(dataset, predictions)
-    written = write_results(evaluator, tmp_path / "results.json")
+    written = evaluator.write_results(tmp_path / "results.json")
     assert written == [tmp_path / "results.json", tmp_path / "results"]
     image = np.asarray(Image.open(tmp_path / "results" / "000000000005.png"))
     assert np.array_equal(image, np.array(CATEGORY_IDS)[predictions[5]])
@@ -161,7 +160,7 @@ def test_written_maps_contain_raw_ids_and_score_the_same(tmp_path):
     assert content["mIoU"] == expected["mIoU"] and content["classes"][2]["name"] == "car"
     for path in written:
         again = SemanticEvaluator(dataset)
-        load_results(again, path)
+        again.load_results(path)
         assert again.compute() == expected
 
 
@@ -169,23 +168,23 @@ def test_maps_in_subfolders_and_with_large_ids_are_written(tmp_path):
     dataset = dataset_of({"ulm/1": [[0, 1]]})
     dataset.category_ids = [300, 7, 24, 9]
     evaluator, expected = run(dataset, {"ulm/1": [[0, 0]]})
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     assert np.asarray(Image.open(tmp_path / "results" / "ulm" / "1.png")).tolist() == [[300, 300]]
     again = SemanticEvaluator(dataset)
-    load_results(again, tmp_path / "results")
+    again.load_results(tmp_path / "results")
     assert again.compute() == expected
 
 
 def test_wrong_results_are_errors(tmp_path):
     dataset = dataset_of({1: [[0, 1]], 2: [[0, 1]]})
     with pytest.raises(DataError, match=r"has no prediction for any of 2 images; expected PNG .*000000000001.png"):
-        load_results(SemanticEvaluator(dataset), tmp_path)
+        SemanticEvaluator(dataset).load_results(tmp_path)
     Image.fromarray(np.array([[11, 12]], np.uint8)).save(tmp_path / "000000000001.png")
     with pytest.raises(DataError, match="value 12 at 1 pixels is not a category id of the dataset"):
-        load_results(SemanticEvaluator(dataset), tmp_path)
+        SemanticEvaluator(dataset).load_results(tmp_path)
     Image.fromarray(np.arange(6, dtype=np.uint8).reshape(1, 2, 3)).save(tmp_path / "000000000001.png")
     with pytest.raises(DataError, match="mode RGB .*; expected one channel"):
-        load_results(SemanticEvaluator(dataset), tmp_path)
+        SemanticEvaluator(dataset).load_results(tmp_path)
 
 
 def test_wrong_predictions_are_errors():

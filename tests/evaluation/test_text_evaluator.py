@@ -4,10 +4,8 @@ import math
 import pytest
 import torch
 
-from vitkit.apps.training.result_files import load_results, write_results
-from vitkit.apps.visualization.metrics import draw_by_length
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, perplexity
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_by_length, perplexity
 from vitkit.structures import EOS, PAD
 
 
@@ -68,7 +66,7 @@ def test_metrics_can_be_chosen_and_the_first_is_reported_by_length(tmp_path):
     table = evaluator.table()
     assert table.startswith("exact match 0.5000   chrF ") and "exact match by words of the source: 1-5: 0.500" in table
     assert "BLEU" not in table and table.splitlines()[-1].startswith("chrF nrefs:1")
-    write_results(evaluator, tmp_path / "r.json")
+    evaluator.write_results(tmp_path / "r.json")
     saved = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert saved["by_length"][0]["exact_match"] == 0.5 and "bleu" not in saved and list(saved["signatures"]) == ["chrf"]
     for wrong in ([], ["bleu", "rouge"]):
@@ -123,16 +121,16 @@ def test_the_table_ends_with_the_signatures():
 def test_results_can_be_read_back(tmp_path):
     evaluator = evaluated(["a b c d", "ö"], ["a b c d", "ä"])
     metrics = evaluator.compute()
-    files = write_results(evaluator, tmp_path / "r.json")
+    files = evaluator.write_results(tmp_path / "r.json")
     assert [file.name for file in files] == ["r.json", "r.txt", "r_by_length.png"]
     assert (tmp_path / "r.txt").read_text(encoding="utf-8") == "a b c d\nö\n"
     saved = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert saved["bleu"] == metrics["bleu"] and saved["by_length"][0]["count"] == 2
     again = TextEvaluator(range(2))
-    load_results(again, tmp_path / "r.json")
+    again.load_results(tmp_path / "r.json")
     assert again.compute() == metrics
     with pytest.raises(DataError, match=r"r\.txt: not valid JSON"):
-        load_results(again, tmp_path / "r.txt")
+        again.load_results(tmp_path / "r.txt")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_results_can_be_read_back(tmp_path):
 def test_wrong_results_are_named(tmp_path, content, message):
     (tmp_path / "r.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"r\.json': .*{message}"):
-        load_results(TextEvaluator(range(2)), tmp_path / "r.json")
+        TextEvaluator(range(2)).load_results(tmp_path / "r.json")
 
 
 def test_curves_of_several_models_are_drawn_together(tmp_path):

@@ -11,7 +11,6 @@ from fuzz.formats import OPTIONS, Format, naming, write_options
 from fuzz.mutate import mutate_json
 from fuzz.world import HEIGHT, WIDTH, read_json
 
-from vitkit.apps.training.result_files import load_results
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
@@ -111,7 +110,7 @@ def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> Non
         for result, a in zip(results, objects):
             result["segmentation"] = encode_for_results(a["segmentation"], truth, a["image_id"])
     Path("own.json").write_text(json.dumps(results))
-    load_results(evaluator, "own.json")
+    evaluator.load_results("own.json")
     metrics = evaluator.compute()
     assert evaluator.table() and all(np.isfinite(value) and -1 <= value <= 1 for value in metrics.values()), metrics
     areas = [a["area"] for a in objects]

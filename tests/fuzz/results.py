@@ -14,7 +14,6 @@ from fuzz.images import odd_image
 from fuzz.mutate import mutate_json
 from fuzz.world import read_json, run_lengths
 
-from vitkit.apps.training.result_files import load_results
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
@@ -78,7 +77,7 @@ def check(folder: Path, world: Path) -> None:
         evaluator = PanopticEvaluator(CocoPanoptic(images, str(world / "maps"), str(world / "panoptic.json")))
     else:
         evaluator = SemanticEvaluator(SemanticFolder(images, str(world / "labels"), classes=["cat", "sky"]))
-    load_results(evaluator, path)
+    evaluator.load_results(path)
     assert evaluator.stored_predictions or kind != "semantic"
     metrics = evaluator.compute()
     assert metrics and all(math.isfinite(value) and -1 <= value <= 1000 for value in metrics.values()), metrics

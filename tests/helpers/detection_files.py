@@ -7,7 +7,6 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from vitkit import EVALUATORS, build_dataset
-from vitkit.apps.training.result_files import load_results
 
 CLASSES = ("cat", "dog", "<b>bird</b>")
 CONFIG = (
@@ -56,6 +55,6 @@ def evaluator_of(folder, *, masks=False):
     dataset = build_dataset({**data, "masks": masks})
     iou_types = ["bbox", "segm"] if masks else ["bbox"]
     evaluator = EVALUATORS.build(dict(type="CocoEvaluator", iou_types=iou_types), dataset=dataset)
-    load_results(evaluator, folder / "results.json")
+    evaluator.load_results(folder / "results.json")
     evaluator.compute()
     return evaluator

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vitkit.apps.output import write_bytes, writing
 from vitkit.errors import DataError
 from vitkit.io.atomic import link_atomically, remove_left_over, renaming, write_atomically
+from vitkit.io.output import write_bytes, writing
 
 
 def test_the_file_of_two_writers_is_one_of_theirs(tmp_path):

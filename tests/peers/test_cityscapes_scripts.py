@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.apps.training.result_files import write_results
 from vitkit.configs.parts.cityscapes import CLASS_OF_ID, THINGS, cityscapes_panoptic, cityscapes_semantic
 from vitkit.data.loading.splits import build_dataset
 from vitkit.evaluation.panoptic import PanopticEvaluator
@@ -75,7 +74,7 @@ def test_iou_of_written_maps_is_that_of_the_official_script(root, tmp_path, monk
         evaluator.update([dict(semantic=torch.from_numpy(predicted).long())], [dict(image_id=image_id)])
     evaluator.gather()
     metrics = evaluator.compute()
-    write_results(evaluator, tmp_path / "results.json")  # ids and not "train ids", as the benchmark's server takes them
+    evaluator.write_results(tmp_path / "results.json")  # ids and not "train ids", as the benchmark's server takes them
     predicted = sorted(path for path in tmp_path.rglob("*.png") if "val" not in path.parts)
     truths = sorted(root.rglob("*_labelIds.png"))
     assert len(predicted) == len(truths) == 12

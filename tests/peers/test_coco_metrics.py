@@ -11,7 +11,6 @@ import pytest
 import torch
 from peers.coco_cases import CASES, Case, metrics_of, random_case
 
-from vitkit.apps.training.result_files import load_results
 from vitkit.evaluation.coco import CocoEvaluator
 
 pytestmark = pytest.mark.peers
@@ -135,6 +134,6 @@ def test_metrics_of_cocos_fake_results_are_the_published_ones(iou_type):
         pytest.skip("set VITKIT_COCO_FAKE_RESULTS to tests/dataset/cocoapi of github.com/MiXaiLL76/faster_coco_eval")
     truth = json.loads((folder / "instances_val2014_100.json").read_text())
     evaluator = CocoEvaluator(Case(truth, {}).dataset, iou_types=[iou_type])
-    load_results(evaluator, folder / f"instances_val2014_fake{iou_type}100_results.json")
+    evaluator.load_results(folder / f"instances_val2014_fake{iou_type}100_results.json")
     evaluator.gather()
     assert list(evaluator.compute().values()) == pytest.approx(FAKE_RESULTS[iou_type], abs=1e-10)

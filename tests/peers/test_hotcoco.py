@@ -22,7 +22,6 @@ from vitkit.apps.report.intervals import bootstrap_weights
 from vitkit.apps.report.label_errors import find_label_errors
 from vitkit.apps.report.pages.coco import CALIBRATED, counts_by_score
 from vitkit.apps.report.sections import expected_calibration_error
-from vitkit.apps.training.result_files import load_results
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.lvis import LvisEvaluator
 from vitkit.evaluation.semantic import SemanticEvaluator
@@ -108,7 +107,7 @@ def test_metrics_at_edges_are_those_of_hotcoco(seed, tmp_path):
     case = Case(truth, {})
     evaluator = CocoEvaluator(case.dataset)
     (tmp_path / "results.json").write_text(json.dumps(results))
-    load_results(evaluator, tmp_path / "results.json")
+    evaluator.load_results(tmp_path / "results.json")
     expected = list(evaluation_of(case, results=results).stats)
     assert list(evaluator.compute().values()) == pytest.approx(expected, abs=1e-12)
 
@@ -140,7 +139,7 @@ def test_lvis_metrics_are_those_of_hotcoco(seed, iou_type, tmp_path):
     )
     evaluator = LvisEvaluator(dataset, iou_types=["bbox", "segm"])
     (tmp_path / "results.json").write_text(json.dumps(results))
-    load_results(evaluator, tmp_path / "results.json")
+    evaluator.load_results(tmp_path / "results.json")
     metrics = evaluator.compute()
     if iou_type == "segm":  # with a box, its area would be taken for that of the mask
         results = [{k: v for k, v in result.items() if k != "bbox"} for result in results]

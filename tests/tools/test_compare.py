@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from vitkit.apps.training.comparing import plot_runs
-from vitkit.apps.training.result_files import write_results
 from vitkit.apps.visualization.curves import line_colors, smooth
 from vitkit.errors import DataError
 from vitkit.evaluation.text import TextEvaluator
@@ -123,7 +122,7 @@ def write_texts(path, **settings):
     evaluator = TextEvaluator(range(1), **settings)
     evaluator.update([{"text": "a b c d"}], [{"index": 0, "source_text": "w x", "references": ["a b c d"]}])
     evaluator.compute()
-    write_results(evaluator, path)
+    evaluator.write_results(path)
     return str(path)
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.apps.training.result_files import load_results
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.evaluation.coco import CocoEvaluator
@@ -192,7 +191,7 @@ def test_bccd_survives_conversion_to_yolo_and_voc(shared_data):
         ]
         Path("results.json").write_text(json.dumps(results))
         evaluator = CocoEvaluator(dataset=dataset, iou_types=["bbox"])
-        load_results(evaluator, Path("results.json"))
+        evaluator.load_results(Path("results.json"))
         file_of = {number: name for name, number in image_ids.items()}
         name_of = {number: name for name, number in category_ids.items()}
         boxes = [(file_of[a["image_id"]], name_of[a["category_id"]], *a["bbox"]) for a in truth["annotations"]]

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from vitkit import EVALUATORS, build_dataset, build_model, load_config
-from vitkit.apps.training.result_files import write_results
 from vitkit.apps.training.testing import Evaluation
 from vitkit.errors import ConfigError
 from vitkit.protocols.evaluator import Evaluator
@@ -55,7 +54,7 @@ def test_written_results_are_scored_the_same_again(task, tmp_path, capsys, monke
         evaluator.update([predict(dataset, index, task)], [dataset[index]["target"]])
     metrics = evaluator.compute()
     assert any(0 < value < 1 for value in metrics.values())
-    write_results(evaluator, tmp_path / "results.json")
+    evaluator.write_results(tmp_path / "results.json")
     test_tool.main(["config.py", "--eval-only", "results.json", "--per-class", "data.val_images_per_gpu=2"])
     printed = capsys.readouterr().out
     assert evaluator.table() in printed and "star" in printed

@@ -19,8 +19,8 @@ from vitkit import load
 from vitkit.apps.inference import writing
 from vitkit.apps.inference.video_writer import VideoWriter, num_written
 from vitkit.apps.inference.writing import make_new_folder
-from vitkit.apps.training.result_maps import read_ids
 from vitkit.errors import DataError
+from vitkit.evaluation.maps import read_ids
 from vitkit.io.atomic import write_atomically
 from vitkit.io.image_files import read_label_map
 from vitkit.io.video_files import open_video
@@ -339,7 +339,7 @@ def test_a_full_disk_is_one_line_and_no_file_is_cut_off(run, capsys, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         write_atomically(path, write, sync=sync)
 
-    monkeypatch.setattr("vitkit.apps.output.write_atomically", fail)
+    monkeypatch.setattr("vitkit.io.output.write_atomically", fail)
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "b.png", "--device", "cpu", "--out", "out", "--image-format", form])
     assert str(error.value.code).startswith(f"error: 'out/b.{form}' cannot be written (No space left on device)")

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.apps.inference import find_trained
-from vitkit.apps.output import write_text
 from vitkit.apps.report.intervals import bootstrap_weights, estimate
 from vitkit.apps.starter.child_runs import Child
 from vitkit.apps.training.results import score_results
@@ -42,6 +41,7 @@ from vitkit.engine.run_folder import RECORD_NAME
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.folders import subfolders
 from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
 from vitkit.text_format import pluralize
 from vitkit.tools.benchmark.rf100_page import METRICS, Record, plot_records, summarize, table

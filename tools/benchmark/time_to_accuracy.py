@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from vitkit.apps.output import write_text
 from vitkit.apps.report.intervals import difference_over_seeds
 from vitkit.apps.starter.ablations.runs import read_rows, run_arm, write_rows
 from vitkit.apps.starter.ablations.sets import Ablation, Row
@@ -32,6 +31,7 @@ from vitkit.config import load_config
 from vitkit.devices import describe_processor
 from vitkit.errors import CheckpointError, DataError
 from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
 from vitkit.tools.benchmark.faster_rcnn import RESULT_NAME, add_model_arguments, positive_minutes
 from vitkit.tools.common import errors_in_one_line
 from vitkit.weights.locate import LAST_NAME, RUN_CONFIG

@@ -98,7 +98,7 @@ def print_splits(data: AnnotatedImages, noun: str) -> None:
 
 def write_names(data: AnnotatedImages, out: Path) -> None:
     """Write the names of each split's images, without extensions."""
-    from vitkit.apps.output import write_text
+    from vitkit.io.output import write_text
 
     for split in data.splits:
         names = [PurePosixPath(image["file_name"]).with_suffix("").as_posix() for image in data.split(split).images]

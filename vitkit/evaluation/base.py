@@ -1,15 +1,19 @@
 """Base of evaluators that store a prediction per sample, gathered from all ranks."""
 
 import logging
+import reprlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitkit.distributed import gather_dicts, is_main
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import SampleStatistics
+from vitkit.io.json_files import read_json
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator, require_parts
 from vitkit.registry import require_base
@@ -35,7 +39,7 @@ class SampleEvaluator(Evaluator):
         """What the metrics need of each sample, by image id or by a sentence's index."""
         self.metrics: dict[str, float] = {}
         """Results of the last `compute()`; empty on other ranks."""
-        self.class_metrics: dict[str, dict[str, float]] = {}
+        self._by_class: dict[str, dict[str, float]] = {}
         """Class name -> metrics of the last `compute()`, where the evaluator has any."""
 
     @abstractmethod
@@ -66,14 +70,14 @@ class SampleEvaluator(Evaluator):
         return self._metrics_of(self.statistics())
 
     def _metrics_of(self, statistics: SampleStatistics) -> dict[str, float]:
-        """Return the metrics of all samples, and set `class_metrics`; -1 where there is no data for a metric."""
+        """Return the metrics of all samples, and set `_by_class`; -1 where there is no data for a metric."""
         overall, by_class = statistics.scores(np.ones((1, len(statistics.sample_ids))))
-        self.class_metrics = {name: _first_values(metrics) for name, metrics in by_class.items()}
+        self._by_class = {name: _first_values(metrics) for name, metrics in by_class.items()}
         return _first_values(overall)
 
     def per_class(self) -> dict[str, float]:
         """Return class name -> `per_class_metric` of the last `compute()`, -1 for a class without data."""
-        return {name: m[self.per_class_metric] for name, m in self.class_metrics.items() if self.per_class_metric in m}
+        return {name: m[self.per_class_metric] for name, m in self._by_class.items() if self.per_class_metric in m}
 
     def table(self) -> str:
         """Return the metrics of the last `compute()` as lines to print; empty on other processes."""
@@ -114,4 +118,29 @@ def require_annotations(dataset: Dataset, kind: str, evaluator: str) -> None:
         raise ConfigError(
             f"evaluator {evaluator}: needs {kind!r} annotations, and dataset {type(dataset).__name__} has "
             f"{', '.join(map(repr, dataset.annotations)) or 'none'}. Choose the evaluator of the dataset's task."
+        )
+
+
+def read_results(path: str | Path) -> Any:
+    """Return the content of a results file.
+
+    Raises:
+        DataError: it cannot be read, or is not JSON.
+    """
+    return read_json(path, key="results", remedy="Give the file that vitkit test wrote.")
+
+
+def check_image_ids(results: Iterable[Any], dataset: Iterable[Any], name: str) -> None:
+    """Check that results are for a dataset's images.
+
+    Raises:
+        DataError: some are not; the error says how many match.
+    """
+    theirs = {x for x in results if type(x) in (int, str)}
+    ours = {int(x) if isinstance(x, np.integer | Tensor) else x for x in dataset}
+    matching = len(theirs & ours)
+    if matching < len(theirs):
+        raise DataError(
+            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data, not "
+            f"{reprlib.repr(min(theirs - ours, key=str))}. Pass results for the same images."
         )

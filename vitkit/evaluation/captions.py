@@ -1,15 +1,19 @@
 """Captioning metrics, against all references of each image."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitkit.errors import ConfigError
-from vitkit.evaluation.base import SampleEvaluator, require_annotations
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
 from vitkit.evaluation.sample_statistics import CaptionStatistics
+from vitkit.io.coco_schema import caption_result_issues, raise_issues
+from vitkit.io.output import write_text
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 
@@ -97,3 +101,29 @@ class CaptionEvaluator(SampleEvaluator):
             return {}
         scores = self._statistics.means["CIDEr-D"].tolist()
         return {str(image_id): score for image_id, score in zip(self.dataset.image_ids, scores)}
+
+    def write_results(self, path: str | Path) -> list[Path]:
+        """Write the captions in COCO's results format, a list of image_id and caption, which other tools also evaluate.
+
+        Returns:
+            the file.
+        """
+        path = Path(path)
+        results = [
+            {"image_id": int(image_id), "caption": self.stored_predictions[image_id]}  # ids may be NumPy integers
+            for image_id in self.dataset.image_ids
+            if image_id in self.stored_predictions
+        ]
+        write_text(path, json.dumps(results, ensure_ascii=False))
+        return [path]
+
+    def load_results(self, path: str | Path) -> None:
+        """Read captions that were written earlier, in place of `update`.
+
+        Raises:
+            DataError: no such file, not in that format, an unknown image, or an image that occurs twice.
+        """
+        results = read_results(path)
+        image_ids = {int(image_id) for image_id in self.dataset.image_ids}
+        raise_issues(caption_result_issues(results, image_ids), f"results '{path}'")
+        self.stored_predictions |= {entry["image_id"]: entry["caption"] for entry in results}

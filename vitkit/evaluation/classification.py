@@ -1,26 +1,34 @@
 """Accuracy and confusion matrix of image classification."""
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator, require_annotations
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
+from vitkit.io.coco_schema import is_number
+from vitkit.io.folders import declare_output
+from vitkit.io.output import write_text
+from vitkit.ops.colors import text_color
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.text_format import pluralize
 
-NUM_BEST = 5
+_NUM_BEST = 5
 _MAX_NAMED = 40  # with more classes, the figure does not name them
 _MAX_COUNTED = 20  # with more classes, the figure's cells show no counts
 
 
-class StoredClasses(NamedTuple):
+class _StoredClasses(NamedTuple):
     label: int
     best: list[int]
     """The classes of the highest scores, best first, at most five."""
@@ -68,9 +76,9 @@ class ClassificationEvaluator(SampleEvaluator):
         for target, view_scores in zip(targets, scores.float(), strict=True):
             views[target["image_id"], int(target["label"])].append(view_scores)
         scores = torch.stack([torch.stack(of_one).mean(dim=0) for of_one in views.values()])
-        scores, labels = (values.tolist() for values in scores.topk(min(NUM_BEST, num_classes)))
+        scores, labels = (values.tolist() for values in scores.topk(min(_NUM_BEST, num_classes)))
         for (image_id, label), best, best_scores in zip(views, labels, scores):
-            self.stored_predictions.setdefault(image_id, StoredClasses(label, best, best_scores))
+            self.stored_predictions.setdefault(image_id, _StoredClasses(label, best, best_scores))
 
     def confusion_matrix(self) -> np.ndarray:
         """Return the (C, C) int64 counts of images with the row's class that were classified as the column's."""
@@ -82,7 +90,7 @@ class ClassificationEvaluator(SampleEvaluator):
 
     def statistics(self) -> ClassificationStatistics:
         ids = list(self.dataset.image_ids)
-        width = min(NUM_BEST, len(self.dataset.classes))
+        width = min(_NUM_BEST, len(self.dataset.classes))
         labels, best, scores = np.full(len(ids), -1), np.full((len(ids), width), -2), np.zeros((len(ids), width))
         for k, image_id in enumerate(ids):
             if image_id in self.stored_predictions:
@@ -102,3 +110,104 @@ class ClassificationEvaluator(SampleEvaluator):
             if wrong[row, column]:
                 lines.append(f"  {wrong[row, column]} of {matrix[row].sum()} {names[row]} taken for {names[column]}")
         return lines
+
+    def write_results(self, path: str | Path) -> list[Path]:
+        """Write metrics, confusion matrix and each image's best classes as JSON, and the matrix as a figure.
+
+        Returns:
+            the files: `path`, and NAME_confusion.png for NAME.json.
+        """
+        path, names = Path(path), self.dataset.classes
+        matrix = self.confusion_matrix()
+        images = [
+            {
+                "image_id": image_id,
+                "class": names[prediction.label],
+                "predicted": [names[label] for label in prediction.best],
+                "scores": prediction.scores,
+            }
+            for image_id, prediction in self.stored_predictions.items()
+        ]
+        result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
+        write_text(path, json.dumps(result))
+        figure = path.with_name(f"{path.stem}_confusion.png")
+        draw_confusion_matrix(matrix, names, figure, what=self.dataset.noun)
+        return [path, figure]
+
+    def load_results(self, path: str | Path) -> None:
+        """Read what `write_results` wrote, in place of `update`.
+
+        Raises:
+            DataError: the file is missing or invalid, or is for other images or classes.
+        """
+        content = read_results(path)
+        label_of = {name: label for label, name in enumerate(self.dataset.classes)}
+        images = content.get("images") if isinstance(content, dict) else None
+        if not isinstance(images, list):
+            raise DataError(f"results '{path}': expected classes that vitkit test wrote, {{'images': [{{...}}, ...]}}.")
+        dataset_ids = set(np.asarray(self.dataset.image_ids).tolist())
+        for number, image in enumerate(images):
+            prediction = _classes_of(image, label_of)
+            if prediction is None:
+                raise DataError(
+                    f"results '{path}': image {number} has no image_id, or no class, predicted classes and scores of "
+                    f"the dataset's {len(label_of)} classes. Give results of the config's data.val."
+                )
+            if image["image_id"] not in dataset_ids:
+                every_id = [other.get("image_id") for other in images if isinstance(other, dict)]
+                matching = sum(isinstance(other, int | str) and other in dataset_ids for other in every_id)
+                raise DataError(
+                    f"results '{path}': {matching} of their {len(images)} images are among the "
+                    f"{len(dataset_ids)} of the data. Give results of the same images."
+                )
+            self.stored_predictions[image["image_id"]] = prediction
+
+
+def _classes_of(image: Any, label_of: Mapping[str, int]) -> _StoredClasses | None:
+    """Return the prediction in an entry of a results file, or None if the entry is invalid."""
+    if not isinstance(image, dict) or not isinstance(image.get("image_id"), int | str):
+        return None
+    names, scores = image.get("predicted"), image.get("scores")
+    if not (
+        isinstance(names, list)
+        and isinstance(scores, list)
+        and len(names) == len(scores) == min(_NUM_BEST, len(label_of))
+    ):
+        return None
+    if not all(isinstance(name, str) and name in label_of for name in (image.get("class"), *names)):
+        return None
+    if not all(is_number(score) for score in scores):
+        return None
+    return _StoredClasses(label_of[image["class"]], [label_of[name] for name in names], scores)
+
+
+def draw_confusion_matrix(
+    matrix: np.ndarray, class_names: Sequence[str], path: str | Path, *, what: str = "images"
+) -> None:
+    """Save the confusion matrix as a PNG: each cell is the fraction of its row's images, from white to dark.
+
+    Args:
+        matrix: (C, C) counts, rows true, columns predicted.
+        class_names: C names, shown if there are few.
+        path: path of the PNG.
+        what: what is counted, in the plural.
+    """
+    num_classes = len(class_names)
+    parts = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    side = min(4.0 + 0.3 * num_classes, 12.0)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.subplots()
+    # Confusions are rare: on a linear scale only the diagonal would be visible.
+    least = 10 ** np.floor(np.log10(1 / max(matrix.sum(axis=1).max(), 10)))
+    shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
+    figure.colorbar(shown, ax=axes, label=f"fraction of the class's {what}", shrink=0.8)
+    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} correct")
+    if num_classes <= _MAX_NAMED:
+        axes.set_xticks(range(num_classes), class_names, rotation=90)
+        axes.set_yticks(range(num_classes), class_names)
+    if num_classes <= _MAX_COUNTED:
+        for row, column in np.argwhere(matrix):
+            color = text_color(shown.to_rgba(parts[row, column]))
+            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color)
+    declare_output(Path(path))
+    figure.savefig(path, dpi=120, format="png")

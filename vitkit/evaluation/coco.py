@@ -1,8 +1,10 @@
 """COCO's box and mask metrics (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
 
+import json
 import logging
 import reprlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import Tensor
 from vitkit.distributed import gather_dicts, world_size
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import keypoints
-from vitkit.evaluation.base import SampleEvaluator, require_annotations
+from vitkit.evaluation.base import SampleEvaluator, check_image_ids, read_results, require_annotations
 from vitkit.evaluation.detection_matches import (
     AREAS,
     DetectionMatches,
@@ -26,6 +28,9 @@ from vitkit.evaluation.detection_matches import (
 from vitkit.evaluation.detection_statistics import SIZES, DetectionStatistics
 from vitkit.evaluation.matching import IOUS, IouType, check_iou
 from vitkit.evaluation.score_thresholds import robust_threshold
+from vitkit.io.coco_schema import raise_issues, result_issues
+from vitkit.io.output import write_text
+from vitkit.io.segmentations import encode_segmentation
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS, nearest
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
@@ -123,7 +128,7 @@ class CocoEvaluator(SampleEvaluator):
         self.extra_metrics = [*self.extra_metrics, *of_groups, *["keypoints/PCK"] * ("keypoints" in iou_types)]
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._ious = IOUS if iou in IOUS else (*IOUS, iou)
-        self.image_matches: dict[str, dict[int, ImageMatches]] = {}
+        self._image_matches: dict[str, dict[int, ImageMatches]] = {}
         """Of the images that the ranks have matched, by IoU type."""
         self._matches: dict[str, DetectionMatches] = {}
         self._curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -229,7 +234,7 @@ class CocoEvaluator(SampleEvaluator):
             truth = self.dataset.ground_truth()
             predictions_by_image = self.select_predictions(truth)
             for iou_type in self.iou_types:
-                self.image_matches[iou_type] = gather_dicts(self._match(iou_type, truth, predictions_by_image))
+                self._image_matches[iou_type] = gather_dicts(self._match(iou_type, truth, predictions_by_image))
         super().gather()
 
     def _compute(self) -> dict[str, float]:
@@ -242,7 +247,7 @@ class CocoEvaluator(SampleEvaluator):
         predictions_by_image = self.select_predictions(truth)
         metrics = {}
         for iou_type in self.iou_types:
-            matches = self._match(iou_type, truth, predictions_by_image, known=self.image_matches.get(iou_type, {}))
+            matches = self._match(iou_type, truth, predictions_by_image, known=self._image_matches.get(iou_type, {}))
             self._matches[iou_type] = DetectionMatches(
                 sorted(int(image_id) for image_id in self.dataset.image_ids),
                 self._category_ids.tolist(),
@@ -433,6 +438,66 @@ class CocoEvaluator(SampleEvaluator):
         Category ids are the dataset's raw ones, boxes are xywh in pixels, and masks are run lengths.
         """
         return to_results(self.stored_predictions)
+
+    def write_results(self, path: str | Path) -> None:
+        """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
+        write_text(Path(path), json.dumps(self.results()))
+
+    def load_results(self, path: str | Path) -> None:
+        """Read predictions that were written earlier, in place of `update`.
+
+        Args:
+            path: a JSON file in COCO's result format.
+        Raises:
+            DataError: the file is missing or invalid, or is for other images or classes.
+        """
+        has_masks = "segm" in self.iou_types
+        image_ids = {int(image_id) for image_id in self.dataset.image_ids}
+        results = read_results(path)
+        if isinstance(results, list):
+            ids = (entry.get("image_id") for entry in results if isinstance(entry, dict))
+            check_image_ids(ids, image_ids, Path(path).name)
+        raise_issues(
+            result_issues(
+                results,
+                image_ids,
+                set(self._category_ids.tolist()),
+                masks=has_masks,
+                num_keypoints=len(self.dataset.keypoints.names) if "keypoints" in self.iou_types else None,
+            ),
+            f"results '{path}'",
+        )
+        self._image_matches.clear()
+        by_image: dict[int, list[dict[str, Any]]] = {}
+        for result in results:
+            by_image.setdefault(result["image_id"], []).append(result)
+        if num_empty := len(image_ids - by_image.keys()):
+            logger.warning(
+                "results '%s': no prediction for %d of %d images, whose objects count as missed",
+                path, num_empty, len(image_ids),
+            )  # fmt: skip
+        for image_id, image_results in by_image.items():
+            masks = None
+            if has_masks:
+                encoded = (result["segmentation"] for result in image_results)
+                masks = [encode_segmentation(mask, *mask["size"]) for mask in encoded]
+            points = None
+            if "keypoints" in self.iou_types:
+                points = np.array([result["keypoints"] for result in image_results], np.float64)
+                points = points.reshape(len(image_results), -1, 3)
+            shown = coco_mask.toBbox(masks) if points is None and masks else points
+            shown = keypoints.boxes_around_points(points) if points is not None else shown
+            boxes = [
+                result["bbox"] if "bbox" in result else shown[position].tolist()
+                for position, result in enumerate(image_results)
+            ]
+            self.stored_predictions[image_id] = Predictions(
+                np.array([result["category_id"] for result in image_results], np.int64),
+                np.array(boxes, np.float64),
+                np.array([result["score"] for result in image_results], np.float64),
+                masks,
+                points,
+            )
 
 
 def to_results(predictions_by_image: Mapping[int, Predictions]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Runs several evaluators at once."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vitkit.errors import ConfigError
@@ -69,3 +70,32 @@ class CombinedEvaluator(Evaluator):
         """Return the thresholds of the first evaluator that has any; see `CocoEvaluator`."""
         per_evaluator = (evaluator.score_thresholds() for evaluator in self.evaluators)
         return next((thresholds for thresholds in per_evaluator if thresholds is not None), None)
+
+    def write_results(self, path: str | Path) -> list[Path]:
+        """Write each evaluator's results.
+
+        Returns:
+            the files: the first's `path`, the others' NAME_EVALUATOR.json beside it (NAME_EVALUATOR2.json and so on, if
+            there are several of a kind), and any other files that the evaluators write.
+        """
+        written = []
+        for evaluator, file in zip(self.evaluators, self._paths(path)):
+            written += evaluator.write_results(file) or [file]
+        return written
+
+    def load_results(self, path: str | Path) -> None:
+        """Read predictions that `write_results` wrote earlier, in place of `update`.
+
+        Raises:
+            DataError: a file is missing or invalid.
+        """
+        for evaluator, file in zip(self.evaluators, self._paths(path)):
+            evaluator.load_results(file)
+
+    def _paths(self, path: str | Path) -> list[Path]:
+        path = Path(path)
+        names = [type(evaluator).__name__ for evaluator in self.evaluators]
+        # The second and later evaluators of a kind are numbered.
+        numbers = [names[1:k].count(name) + 1 for k, name in enumerate(names)]
+        suffixes = [f"{name}{number if number > 1 else ''}" for name, number in zip(names, numbers)]
+        return [path, *(path.with_name(f"{path.stem}_{suffix}.json") for suffix in suffixes[1:])]

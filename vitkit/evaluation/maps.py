@@ -1,12 +1,17 @@
 """Predicted maps as PNG files, compressed in memory or in a folder; and the pixels near edges."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
 from vitkit.errors import DataError
+from vitkit.io.folders import declare_output
+from vitkit.io.image_files import MAX_PIXELS, read_label_colors
+from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
 from vitkit.structures import IGNORE_INDEX
 
@@ -34,6 +39,39 @@ def decode_labels(data: bytes) -> np.ndarray:
 def decode_ids(data: bytes) -> np.ndarray:
     """Decode the output of `encode_ids` to (H, W) int32."""
     return colors_to_ids(cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB))
+
+
+def read_ids(path: Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Return the (H, W) int32 segment ids of a PNG with three channels.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    return colors_to_ids(read_label_colors(path, "results", max_pixels=max_pixels))
+
+
+def map_name(image_id: Any) -> str:
+    """Return the file name of an image's map: twelve digits, as in COCO, for a number, else the id (perhaps a path)."""
+    return f"{image_id:012d}.png" if isinstance(image_id, int | np.integer) else f"{image_id}.png"
+
+
+def make_map_folder(path: Path) -> Path:
+    """Make the folder of the maps that belong to the results file `path`, which are not data, and return it."""
+    folder = map_folder(path)
+    with suppress(OSError):  # writing into it says what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
+        declare_output(folder)
+    return folder
+
+
+def map_folder(path: Path) -> Path:
+    """Return the folder of the maps that belong to the results file `path`: NAME for NAME.json."""
+    return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}_maps")
+
+
+def write_map(folder: Path, name: str, data: bytes) -> None:
+    """Write an encoded map; the name may contain folders."""
+    write_bytes(folder / name, data, below=folder)
 
 
 def check_size(predicted: np.ndarray, truth: np.ndarray, image_id: Any) -> None:

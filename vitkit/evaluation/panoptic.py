@@ -1,14 +1,29 @@
 """Panoptic quality (Kirillov et al. 2019, https://arxiv.org/abs/1801.00868)."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator, get_predicted_field, require_annotations
-from vitkit.evaluation.maps import check_size, decode_ids, encode_ids, positions_of
+from vitkit.evaluation.base import SampleEvaluator, get_predicted_field, read_results, require_annotations
+from vitkit.evaluation.maps import (
+    check_size,
+    decode_ids,
+    encode_ids,
+    make_map_folder,
+    map_folder,
+    map_name,
+    positions_of,
+    read_ids,
+    write_map,
+)
 from vitkit.evaluation.sample_statistics import PanopticStatistics
+from vitkit.io.coco_schema import panoptic_result_issues, raise_issues
+from vitkit.io.image_files import MAX_PIXELS, check_inside
+from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
@@ -70,10 +85,9 @@ class PanopticEvaluator(SampleEvaluator):
         for prediction, target in zip(predictions, targets, strict=True):
             if target["image_id"] not in self.stored_predictions:
                 ids = get_predicted_field(prediction, "panoptic", "PanopticEvaluator").cpu().numpy()
-                self.add(target["image_id"], PanopticMap(ids, prediction["segments_info"]))
+                self._add(target["image_id"], PanopticMap(ids, prediction["segments_info"]))
 
-    def add(self, image_id: int, predicted: PanopticMap) -> None:
-        """Add the predicted segments of one image; raises like `update`."""
+    def _add(self, image_id: int, predicted: PanopticMap) -> None:
         truth = self.dataset.load_panoptic(self._position_of[image_id])
         check_size(predicted.panoptic, truth.panoptic, image_id)
         _check_prediction(predicted, image_id, len(self.dataset.classes))
@@ -108,7 +122,7 @@ class PanopticEvaluator(SampleEvaluator):
     def _table_lines(self) -> list[str]:
         """Return the nine metrics in percent, and the numbers of classes."""
         things = np.asarray(self.dataset.things, bool)
-        has_segments = np.array([self.class_metrics[name]["PQ"] >= 0 for name in self.dataset.classes])
+        has_segments = np.array([self._by_class[name]["PQ"] >= 0 for name in self.dataset.classes])
         lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'classes':>9}"]
         groups = (("all", "", things | True), ("things", "_things", things), ("stuff", "_stuff", ~things))
         for name, suffix, chosen in groups:
@@ -116,6 +130,56 @@ class PanopticEvaluator(SampleEvaluator):
             shown = "".join(f"{'–' if value < 0 else f'{100 * value:.1f}':>7}" for value in values)
             lines.append(f"{name:<8}{shown}{np.count_nonzero(chosen & has_segments):>9}")
         return lines
+
+    def write_results(self, path: str | Path) -> list[Path]:
+        """Write the predictions in COCO's panoptic format, which panopticapi and COCO's server read.
+
+        Returns:
+            the file `path`, and the folder of the maps: NAME for NAME.json.
+        """
+        path = Path(path)
+        folder = make_map_folder(path)
+        annotations = []
+        for image_id, prediction in sorted(self.stored_predictions.items()):
+            name = map_name(image_id)
+            write_map(folder, name, prediction.png)
+            segments = [
+                {name: value for name, value in segment.items() if name != "label"}
+                | {"category_id": int(self.dataset.category_ids[segment["label"]])}
+                for segment in prediction.segments
+            ]
+            annotations.append({"image_id": image_id, "file_name": name, "segments_info": segments})
+        categories = [
+            {"id": int(raw), "name": name, "isthing": int(thing)}
+            for raw, name, thing in zip(self.dataset.category_ids, self.dataset.classes, self.dataset.things)
+        ]
+        write_text(path, json.dumps({"annotations": annotations, "categories": categories}))
+        return [path, folder]
+
+    def load_results(self, path: str | Path) -> None:
+        """Read predictions that were written earlier, in place of `update`.
+
+        Args:
+            path: the JSON file, whose maps are in the folder of the same name; or that folder.
+        Raises:
+            DataError: a file is missing or invalid, or is for other images or classes.
+        """
+        path = Path(path)
+        path = path.with_suffix(".json") if path.is_dir() else path
+        label_of = {raw: label for label, raw in enumerate(self.dataset.category_ids)}
+        content = read_results(path)
+        raise_issues(panoptic_result_issues(content, self._position_of, label_of), f"results '{path}'")
+        annotations = content["annotations"]
+        check_inside(map_folder(path), (annotation["file_name"] for annotation in annotations), f"results '{path}'")
+        max_pixels = self.dataset.max_image_pixels or MAX_PIXELS
+        for annotation in annotations:
+            segments = [
+                {key: value for key, value in s.items() if key in ("id", "score")}
+                | {"label": label_of[s["category_id"]]}
+                for s in annotation["segments_info"]
+            ]
+            ids = read_ids(map_folder(path) / annotation["file_name"], max_pixels=max_pixels)
+            self._add(annotation["image_id"], PanopticMap(ids, segments))
 
 
 def _check_prediction(predicted: PanopticMap, image_id: int, num_classes: int) -> None:

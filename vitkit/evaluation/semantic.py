@@ -1,14 +1,28 @@
 """Semantic segmentation metrics: IoU of regions and of their boundaries, and pixel accuracy."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, get_predicted_field, require_annotations
-from vitkit.evaluation.maps import boundary_counts, check_size, decode_labels, encode_labels, positions_of
+from vitkit.evaluation.maps import (
+    boundary_counts,
+    check_size,
+    decode_labels,
+    encode_labels,
+    make_map_folder,
+    map_folder,
+    map_name,
+    positions_of,
+    write_map,
+)
 from vitkit.evaluation.sample_statistics import SemanticStatistics
+from vitkit.io.image_files import MAX_PIXELS, read_label_map
+from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
@@ -81,10 +95,9 @@ class SemanticEvaluator(SampleEvaluator):
         for prediction, target in zip(predictions, targets, strict=True):
             if target["image_id"] not in self.stored_predictions:
                 semantic = get_predicted_field(prediction, "semantic", "SemanticEvaluator")
-                self.add(target["image_id"], semantic.cpu().numpy())
+                self._add(target["image_id"], semantic.cpu().numpy())
 
-    def add(self, image_id: Any, predicted: np.ndarray) -> None:
-        """Add the (H, W) predicted labels of one image; raises like `update`."""
+    def _add(self, image_id: Any, predicted: np.ndarray) -> None:
         if predicted.min() < 0 or predicted.max() >= len(self.dataset.classes):
             raise DataError(
                 f"image {image_id}: predicted classes {predicted.min()} to {predicted.max()}, but the dataset has "
@@ -145,13 +158,64 @@ class SemanticEvaluator(SampleEvaluator):
         lines = [f"{'class':<{width}} " + " ".join(f"{column:>12}" for column in columns)]
         named = self.dataset.classes if len(self.dataset.classes) <= _MAX_NAMED else ()
         for name in named:
-            values = (self.class_metrics[name][column] for column in columns)
+            values = (self._by_class[name][column] for column in columns)
             lines.append(f"{name:<{width}} " + " ".join(f"{_percent(value):>12}" for value in values))
         means = (self.metrics[mean] for mean in columns.values())
         lines.append(f"{'all classes':<{width}} " + " ".join(f"{_percent(value):>12}" for value in means))
         accuracy = _percent(self.metrics["pixel_accuracy"])
         lines.append(f"pixel accuracy {accuracy} % of {len(self.dataset.image_ids)} images")
         return lines
+
+    def write_results(self, path: str | Path) -> list[Path]:
+        """Write the metrics of the last `compute()` as JSON, and the predictions as PNG files of raw category ids.
+
+        Returns:
+            the file `path`, and the folder of the PNG files: NAME for NAME.json.
+        """
+        path = Path(path)
+        folder = make_map_folder(path)
+        for image_id, prediction in self.stored_predictions.items():
+            write_map(folder, map_name(image_id), prediction.png)
+        classes = [
+            {"id": raw, "name": name, **self._by_class.get(name, {})}
+            for raw, name in zip(self._raw.tolist(), self.dataset.classes)
+        ]
+        write_text(path, json.dumps({**self.metrics, "classes": classes}))
+        return [path, folder]
+
+    def load_results(self, path: str | Path) -> None:
+        """Read predictions that were written earlier, in place of `update`.
+
+        Args:
+            path: the folder of the PNG files, or the results file that they belong to.
+        Raises:
+            DataError: there is no prediction, or one is invalid.
+        """
+        path = Path(path)
+        folder = path if path.is_dir() else map_folder(path)
+        label_of = {raw: label for label, raw in enumerate(self._raw.tolist())}
+        table = np.full(1 << 16, len(label_of), np.int64)
+        table[list(label_of)] = list(label_of.values())
+        max_pixels = self.dataset.max_image_pixels or MAX_PIXELS
+        for image_id in self._position_of:
+            path = folder / map_name(image_id)
+            if not path.is_file():
+                continue
+            raw = read_label_map(path, "results", max_pixels=max_pixels)
+            labels = table[raw]
+            if labels.max() == len(label_of):
+                values, counts = count_values(raw[labels == len(label_of)])
+                raise DataError(
+                    f"results '{path}': value {values[0]} at {counts[0]} pixels is not a category id of the dataset "
+                    f"({len(label_of)} classes, {self._raw.min()} to {self._raw.max()})."
+                )
+            self._add(image_id, labels)
+        if not self.stored_predictions:
+            example = folder / map_name(next(iter(self._position_of)))
+            raise DataError(
+                f"results: '{folder}' has no prediction for any of {len(self._position_of)} images; expected PNG of "
+                f"category ids, such as '{example}'."
+            )
 
 
 def _percent(value: float) -> str:

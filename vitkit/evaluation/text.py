@@ -1,18 +1,24 @@
 """Text metrics: how close generated text comes to its references, and a language model's perplexity."""
 
+import json
 import logging
 import math
 import re
 from collections.abc import Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.base import SampleEvaluator
+from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
+from vitkit.io.coco_schema import raise_issues, sentence_issues
+from vitkit.io.folders import declare_output
+from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
 
@@ -28,7 +34,7 @@ _JOINED = re.compile("[\u0e00-\u0edf\u0f00-\u109f\u1780-\u17ff\u3041-\u30ff\u340
 """Matches letters of scripts without blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese."""
 
 
-class StoredText(NamedTuple):
+class _StoredText(NamedTuple):
     text: str
     source: str
     references: list[str]
@@ -88,7 +94,7 @@ class TextEvaluator(SampleEvaluator):
         except (ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ConfigError(f"evaluator.tokenize={tokenize!r}: sacrebleu refuses it ({error}).") from error
         self._corpus_metrics = {"bleu": bleu, "chrf": sacrebleu.CHRF(lowercase=lowercase)}
-        self.signatures: dict[str, str] = {}
+        self._signatures: dict[str, str] = {}
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; sentences that were seen before are ignored.
@@ -107,7 +113,7 @@ class TextEvaluator(SampleEvaluator):
                     "evaluator TextEvaluator: is for models that write text, of datasets with references, such as "
                     "ParallelText. Set evaluator=LanguageModelEvaluator for language models."
                 )
-            sentence = StoredText(prediction["text"], target["source_text"], list(target["references"]))
+            sentence = _StoredText(prediction["text"], target["source_text"], list(target["references"]))
             self.stored_predictions.setdefault(int(target["index"]), sentence)
 
     def _warn_of_joined_words(self, texts: str) -> None:
@@ -129,26 +135,26 @@ class TextEvaluator(SampleEvaluator):
         _require_all(self.stored_predictions, self.dataset)
         scores = {name: self._score(name, list(self.stored_predictions.values())) for name in self.reported}
         # A metric only knows the number of references after it was computed.
-        self.signatures = {name: str(m.get_signature()) for name, m in self._corpus_metrics.items() if name in scores}
+        self._signatures = {name: str(m.get_signature()) for name, m in self._corpus_metrics.items() if name in scores}
         return scores
 
-    def _score(self, name: str, sentences: Sequence[StoredText]) -> float:
+    def _score(self, name: str, sentences: Sequence[_StoredText]) -> float:
         if name == "exact_match":
             return sum(map(self._is_exact, sentences)) / len(sentences)
         texts = [sentence.text for sentence in sentences]
         return self._corpus_metrics[name].corpus_score(texts, _references_by_number(sentences)).score
 
-    def _is_exact(self, sentence: StoredText) -> bool:
+    def _is_exact(self, sentence: _StoredText) -> bool:
         if self.lowercase:
             return sentence.text.lower() in map(str.lower, sentence.references)
         return sentence.text in sentence.references
 
     def by_length(self) -> list[LengthGroup]:
         """Return the first metric for sentences of 1 to 5 words, 6 to 10, … (Bahdanau et al. 2015, figure 2)."""
-        groups: dict[int, list[StoredText]] = {}
+        groups: dict[int, list[_StoredText]] = {}
         for sentence in self.stored_predictions.values():
             groups.setdefault(max(len(sentence.source.split()) - 1, 0) // LENGTH_STEP, []).append(sentence)
-        joined: list[tuple[int, int, list[StoredText]]] = []
+        joined: list[tuple[int, int, list[_StoredText]]] = []
         for number in sorted(groups):
             min_words, max_words = number * LENGTH_STEP + 1, (number + 1) * LENGTH_STEP
             if joined and min(len(joined[-1][2]), len(groups[number])) < self.smallest_group:
@@ -187,11 +193,42 @@ class TextEvaluator(SampleEvaluator):
                 f"    got       {sentence.text}",
                 f"    reference {sentence.references[0]}",
             ]
-        return [*lines, *(f"{METRICS[name]} {signature}" for name, signature in self.signatures.items())]
+        return [*lines, *(f"{METRICS[name]} {signature}" for name, signature in self._signatures.items())]
 
     def per_class(self) -> dict[str, float]:
         """Return the first metric for each range of source words."""
         return {f"{group.min_words} to {group.max_words} words": group.score for group in self.by_length()}
+
+    def write_results(self, path: str | Path) -> list[Path]:
+        """Write metrics and texts as JSON, only the texts, one per line, and the first metric by length as a figure.
+
+        Returns:
+            the files: `path`, NAME.txt and NAME_by_length.png for NAME.json.
+        """
+        path = Path(path)
+        sentences = [{"index": index, **sentence._asdict()} for index, sentence in self.stored_predictions.items()]
+        by_length = [
+            {"first": group.min_words, "last": group.max_words, "count": group.count, self.reported[0]: group.score}
+            for group in self.by_length()
+        ]
+        result = {**self.metrics, "signatures": self._signatures, "by_length": by_length, "sentences": sentences}
+        write_text(path, json.dumps(result, ensure_ascii=False, indent=1))
+        texts, figure = path.with_suffix(".txt"), path.with_name(f"{path.stem}_by_length.png")
+        write_text(texts, "".join(f"{sentence.text}\n" for sentence in self.stored_predictions.values()))
+        draw_by_length({path.stem: self.by_length()}, figure, metric=self.per_class_metric)
+        return [path, texts, figure]
+
+    def load_results(self, path: str | Path) -> None:
+        """Read the texts of a file that `write_results` wrote.
+
+        Raises:
+            DataError: there is no such file, or its content is invalid.
+        """
+        content = read_results(path)
+        raise_issues(sentence_issues(content, len(self.dataset)), f"results '{path}'")
+        self.stored_predictions = {
+            row["index"]: _StoredText(row["text"], row["source"], row["references"]) for row in content["sentences"]
+        }
 
 
 class _Likelihood(NamedTuple):
@@ -255,6 +292,13 @@ class LanguageModelEvaluator(SampleEvaluator):
             f"{tokens} tokens of {len(self.stored_predictions)} sentences"
         ]
 
+    def write_results(self, path: str | Path) -> None:
+        """Write the metrics, and each sentence's tokens, correct tokens and log likelihood, as JSON, with null for
+        infinite values."""
+        sentences = [{"index": index, **sentence._asdict()} for index, sentence in self.stored_predictions.items()]
+        metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        write_text(Path(path), json.dumps({**metrics, "sentences": sentences}))
+
 
 def perplexity(nll: float) -> float:
     """Return the perplexity for a mean negative log probability per token, in nats; infinite beyond a float's range."""
@@ -269,10 +313,39 @@ def _require_all(predictions: Mapping[int, Any], dataset: Sized) -> None:
         raise DataError(f"{len(predictions)} of the dataset's {len(dataset)} sentences were predicted; expected all.")
 
 
-def _references_by_number(sentences: Sequence[StoredText]) -> list[list[str | None]]:
+def _references_by_number(sentences: Sequence[_StoredText]) -> list[list[str | None]]:
     """Return the first references of all sentences, the second ones, …, as sacrebleu expects; None for missing ones."""
     max_references = max(len(sentence.references) for sentence in sentences)
     return [
         [sentence.references[i] if i < len(sentence.references) else None for sentence in sentences]
         for i in range(max_references)
     ]
+
+
+def draw_by_length(
+    curves: Mapping[str, Sequence[LengthGroup]], path: str | Path, *, metric: str = METRICS["bleu"]
+) -> None:
+    """Save a PNG of a metric by source length.
+
+    Args:
+        curves: name of each model -> its groups.
+        path: path of the PNG.
+        metric: the metric's name as printed.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, groups in curves.items():
+        middles = [(group.min_words + group.max_words) / 2 for group in groups]
+        axes.plot(middles, [group.score for group in groups], marker="o", label=name)
+    longest = max(curves.values(), key=len)
+    ticks = [
+        ((group.min_words + group.max_words) / 2, f"{group.min_words}-{group.max_words}\n({group.count})")
+        for group in longest
+    ]
+    axes.set_xticks(*zip(*ticks))
+    axes.set(xlabel="words of the source (sentences)", ylabel=metric)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    declare_output(Path(path))
+    figure.savefig(path, dpi=120, format="png")

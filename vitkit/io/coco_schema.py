@@ -12,7 +12,7 @@ from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
-from vitkit.io.segmentations import describe_wrong_segmentation, is_side, shows_no_pixel
+from vitkit.io.segmentations import describe_wrong_run_lengths, describe_wrong_segmentation, is_side, shows_no_pixel
 from vitkit.text_format import is_name
 
 MAX_SEGMENT_ID = (1 << 24) - 1
@@ -31,6 +31,7 @@ _ABSENT = object()
 _CORRECT = "Correct it."
 _REMOVE_FIELD = "Correct it, or remove the field."
 _GIVE_LVIS = "Give LVIS's file (lvis_v1_train.json), or read it as CocoDetection."
+_OTHER_DATASET = "Give results of the config's data.val."
 
 
 class FileIssue(NamedTuple):
@@ -90,7 +91,7 @@ def _is_flag(value: Any) -> bool:
     return type(value) in (int, bool) and value in (0, 1)
 
 
-def is_text(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     # JSON can hold half a character (a lone surrogate), which can neither be printed nor be part of a path.
     return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
 
@@ -102,7 +103,7 @@ def _is_file_name(value: Any) -> bool:
     return parts[-1] not in ("", ".", "..") and all(len(part.encode()) <= _NAME_BYTES for part in parts)
 
 
-def one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:
+def _one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:
     return Field(lambda value: type(value) in (int, str) and value in ids, f"one of the {len(ids)} {what}", remedy)
 
 
@@ -116,16 +117,16 @@ _FILE_NAME = Field(
 )
 _SIDE = Field(is_side, "a whole number of pixels, 1 to 1048576")
 _FLAG = Field(_is_flag, "0 or 1, a number")
-NUMBER = Field(is_number, "a finite number")
-BOX = Field(is_box, "four finite numbers [x, y, width, height] below 2^31, no size negative")
-OPTIONAL_BOX = _optional(BOX, [0, 0, 0, 0])
+_NUMBER = Field(is_number, "a finite number")
+_BOX = Field(is_box, "four finite numbers [x, y, width, height] below 2^31, no size negative")
+_OPTIONAL_BOX = _optional(_BOX, [0, 0, 0, 0])
 _OBJECT = {"area": _optional(Field(_is_area, "a finite number of at least 0"), 0), "iscrowd": _optional(_FLAG, 0)}
 
 IMAGE = {"id": _ID, "file_name": _FILE_NAME, "width": _SIDE, "height": _SIDE}
 CAPTIONED_IMAGE = IMAGE | {"width": _optional(_SIDE, 1), "height": _optional(_SIDE, 1)}
 CATEGORY = {"id": _ID, "name": Field(is_name, f"a name, a text of 1 to {_NAME_LIMIT} characters in one line")}
 PANOPTIC_CATEGORY = CATEGORY | {"isthing": _FLAG}
-ANNOTATION = {"id": _optional(_ID, 0), "bbox": BOX, **_OBJECT}
+ANNOTATION = {"id": _optional(_ID, 0), "bbox": _BOX, **_OBJECT}
 PANOPTIC_ANNOTATION = {
     "file_name": _FILE_NAME,
     "segments_info": Field(
@@ -134,14 +135,14 @@ PANOPTIC_ANNOTATION = {
 }
 SEGMENT = {
     "id": Field(lambda value: type(value) is int and 0 < value <= MAX_SEGMENT_ID, f"1 to {MAX_SEGMENT_ID}"),
-    "bbox": OPTIONAL_BOX,
-    "score": _optional(NUMBER, 0),
+    "bbox": _OPTIONAL_BOX,
+    "score": _optional(_NUMBER, 0),
     **_OBJECT,
 }
-CAPTION = {"id": _optional(_ID, 0), "caption": Field(is_text, "text")}
+CAPTION = {"id": _optional(_ID, 0), "caption": Field(_is_text, "text")}
 
 
-class Entries(NamedTuple):
+class _Entries(NamedTuple):
     """The entries of one list in a file."""
 
     part: str
@@ -288,7 +289,7 @@ class AnnotationChecks:
     def _file_names(self) -> dict[int, Any]:
         return {image["id"]: image.get("file_name") for image in self._images if _is_id(image.get("id"))}
 
-    def _entries(self, annotations: Sequence[Mapping[str, Any]], start: int) -> Entries:
+    def _entries(self, annotations: Sequence[Mapping[str, Any]], start: int) -> _Entries:
         """Describe the annotations by their id and image."""
 
         def name(position: int) -> str:
@@ -297,7 +298,7 @@ class AnnotationChecks:
             image = self._file_names.get(image_id, image_id) if _is_id(image_id) else image_id
             return f"annotation {_id_or_position(annotation, start + position)} (image {reprlib.repr(image)})"
 
-        return Entries("annotations", annotations, name, start)
+        return _Entries("annotations", annotations, name, start)
 
 
 def _describe_wrong_keypoints(annotation: Mapping[str, Any], count: int, height: int, width: int) -> str | None:
@@ -376,7 +377,7 @@ def panoptic_issues(content: Any) -> list[FileIssue]:
     references = _references(content, image_id="images", category_id="categories")
     issues = [
         *_image_and_category_issues(content, IMAGE, PANOPTIC_CATEGORY),
-        *segment_issues(content["annotations"], references),
+        *_segment_issues(content["annotations"], references),
     ]
     annotated = {a["image_id"] for a in content["annotations"] if _is_id(a.get("image_id"))}
     missing = [image["id"] for image in content["images"] if _is_id(image.get("id")) and image["id"] not in annotated]
@@ -396,6 +397,100 @@ def caption_issues(content: Any) -> list[FileIssue]:
         return issues
     annotations = AnnotationChecks(content, CAPTION).field_issues(content["annotations"])
     return [*_image_and_category_issues(content, CAPTIONED_IMAGE), *annotations]
+
+
+def result_issues(
+    results: Any,
+    image_ids: Collection[int],
+    category_ids: Collection[int],
+    *,
+    masks: bool,
+    num_keypoints: int | None = None,
+) -> list[FileIssue]:
+    """Check predictions in COCO's result format.
+
+    Args:
+        image_ids, category_ids: ids of the dataset's images and categories.
+        masks: whether predictions need a mask, and may have a box; otherwise they need a box.
+        num_keypoints: how many keypoints predictions need, in which case they may have a box; None: none.
+    """
+    if not isinstance(results, list):
+        return [_file_issue(results, "a list of predictions in COCO's format")]
+    if no_objects := object_issues(results, "results"):
+        return no_objects
+    entries = _Entries("results", results, "entry {}".format)
+    fields = _require_known_ids(image_id=image_ids, category_id=category_ids)
+    fields |= {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks or num_keypoints else _BOX}
+    if num_keypoints is not None:
+        expected = f"3 x {num_keypoints} finite numbers, x, y and confidence of each keypoint"
+        fields["keypoints"] = Field(
+            lambda value: isinstance(value, list) and len(value) == 3 * num_keypoints and all(map(is_number, value)),
+            expected,
+            _OTHER_DATASET,
+        )
+    issues = [*entries.field_issues(fields)]
+    for position, result in enumerate(results if masks else ()):
+        expected = describe_wrong_run_lengths(result.get("segmentation"))
+        if expected:
+            issues.append(entries.issue(position, "segmentation", expected))
+    return issues
+
+
+def caption_result_issues(results: Any, image_ids: Collection[int]) -> list[FileIssue]:
+    """Check predicted captions, at most one for each image, in COCO's result format."""
+    if not isinstance(results, list) or not results:
+        return [_file_issue(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
+    if no_objects := object_issues(results, "results"):
+        return no_objects
+    entries = _Entries("results", results, "entry {}".format)
+    fields = _require_known_ids(image_id=image_ids) | {"caption": CAPTION["caption"]}
+    return [*entries.field_issues(fields), *entries.find_repeated("image_id")]
+
+
+def panoptic_result_issues(
+    content: Any, image_ids: Collection[int | str], category_ids: Collection[int]
+) -> list[FileIssue]:
+    """Check predicted segments, except for their maps, in COCO's result format."""
+    if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
+        return [_file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
+    no_objects = object_issues(content["annotations"], "annotations")
+    return no_objects or _segment_issues(
+        content["annotations"], _require_known_ids(image_id=image_ids, category_id=category_ids)
+    )
+
+
+def classification_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+    """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
+    classes, images = content["classes"], content["images"]
+    if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
+        return [_file_issue(classes, "a list of the names of classes under 'classes'")]
+    if len(set(classes)) < len(classes):
+        return [_file_issue(classes, "different names under 'classes'")]
+    if not isinstance(images, list) or not images:
+        return [_file_issue(images, "a list of images that is not empty under 'images'")]
+    if no_objects := object_issues(images, "images"):
+        return no_objects
+    entries = _Entries("images", images, "entry {}".format)
+    image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
+    return [*entries.field_issues({"image_id": image_id}), *entries.find_repeated("image_id")]
+
+
+def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
+    """Check predicted texts with their sources and references, in vitkit's own result format.
+
+    Args:
+        num_sentences: number of sentences in the dataset.
+    """
+    sentences = content.get("sentences") if isinstance(content, dict) else None
+    if not isinstance(sentences, list) or not sentences:
+        return [_file_issue(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
+    if no_objects := object_issues(sentences, "sentences"):
+        return no_objects
+    entries = _Entries("sentences", sentences, "entry {}".format)
+    text = CAPTION["caption"]
+    references = Field(lambda value: isinstance(value, list) and value != [] and all(map(_is_text, value)), "texts")
+    fields = _require_known_ids(index=range(num_sentences)) | {"text": text, "source": text, "references": references}
+    return [*entries.field_issues(fields), *entries.find_repeated("index")]
 
 
 def raise_issues(issues: Sequence[FileIssue], name: str) -> None:
@@ -444,18 +539,18 @@ def _image_and_category_issues(content: Mapping[str, Any], *fields: Mapping[str,
             title = entry.get("file_name" if part == "images" else "name")
             return f"{noun} {_id_or_position(entry, position)}" + (f" ({reprlib.repr(title)})" if title else "")
 
-        entries = Entries(part, content[part], name)
+        entries = _Entries(part, content[part], name)
         yield from entries.field_issues(part_fields)
         yield from entries.find_repeated("id")
 
 
-def segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[FileIssue]:
+def _segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[FileIssue]:
     """Check the annotations of a panoptic file, at most one for each image, and their segments."""
 
     def image(position: int) -> str:
         return f"image {reprlib.repr(annotations[position].get('image_id'))}"
 
-    entries = Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
+    entries = _Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
     issues = [*entries.field_issues({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
     issues += entries.find_repeated("image_id")
     listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
@@ -469,7 +564,7 @@ def segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mapping
         position, segment = all_segments[number]
         return f"{image(position)}: segment {reprlib.repr(segment.get('id'))}"
 
-    segments = Entries("segments_info", [segment for _, segment in all_segments], name)
+    segments = _Entries("segments_info", [segment for _, segment in all_segments], name)
     issues += segments.field_issues(SEGMENT | {"category_id": references["category_id"]})
     seen = set()
     for number, (position, segment) in enumerate(all_segments):
@@ -485,8 +580,13 @@ def _references(content: Mapping[str, Any], **parts: str) -> dict[str, Field]:
     fields = {}
     for field, part in parts.items():
         ids = {entry["id"] for entry in content[part] if _is_id(entry.get("id"))}
-        fields[field] = one_of(ids, f"ids in '{part}'", "Remove the annotation or add the entry.")
+        fields[field] = _one_of(ids, f"ids in '{part}'", "Remove the annotation or add the entry.")
     return fields
+
+
+def _require_known_ids(**ids: Collection[int | str]) -> dict[str, Field]:
+    """Return fields of predictions whose values must be ids of the dataset."""
+    return {field: _one_of(values, f"{field}s of the dataset", _OTHER_DATASET) for field, values in ids.items()}
 
 
 def object_issues(entries: Sequence[Any], part: str, start: int = 0) -> list[FileIssue]:
@@ -494,3 +594,7 @@ def object_issues(entries: Sequence[Any], part: str, start: int = 0) -> list[Fil
     wrong = [(position, entry) for position, entry in enumerate(entries, start) if not isinstance(entry, dict)]
     message = "is {}; expected an object, {{...}}. Remove it."
     return [FileIssue("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]
+
+
+def _file_issue(content: Any, expected: str) -> FileIssue:
+    return FileIssue("", 0, "the file", "content", f"contains {reprlib.repr(content)}; expected {expected}.")

@@ -15,7 +15,6 @@ import vitkit
 from vitkit.apps.report import write_report
 from vitkit.apps.report.comparison import Compared, compare, is_better, write_comparison
 from vitkit.apps.report.intervals import Difference, Estimate, difference_over_seeds
-from vitkit.apps.training.result_files import load_results
 from vitkit.apps.training.results import score_file
 from vitkit.config import load_config, save_config
 from vitkit.errors import ConfigError, DataError
@@ -120,7 +119,7 @@ def test_models_with_several_evaluators_are_compared(folder):
     dataset = evaluator_of(folder).dataset
     combined = EVALUATORS.build("CombinedEvaluator", dataset=dataset, evaluator=["CocoEvaluator", "CocoEvaluator"])
     for evaluator in combined.evaluators:
-        load_results(evaluator, folder / "results.json")
+        evaluator.load_results(folder / "results.json")
     combined.compute()
     comparison = write_comparison([Compared("a", combined), Compared("b", combined)], folder / "page.html")
     assert comparison.differences[0]["bbox/AP"].difference == (0.0, 0.0, 0.0)

@@ -8,7 +8,6 @@ from helpers.plain_dataset import PlainDataset
 
 from vitkit.apps.report.error_breakdown import KINDS, ErrorBreakdown, error_kind
 from vitkit.apps.report.intervals import bootstrap_weights
-from vitkit.apps.training.result_files import load_results
 from vitkit.evaluation.coco import CocoEvaluator
 
 
@@ -33,7 +32,7 @@ def breakdown(objects, predictions, tmp_path):
     results = [dict(image_id=1, category_id=c, bbox=box, score=score) for c, box, score in predictions]
     (tmp_path / "r.json").write_text(json.dumps(results))
     evaluator = CocoEvaluator(Truth(annotations))
-    load_results(evaluator, tmp_path / "r.json")
+    evaluator.load_results(tmp_path / "r.json")
     metrics = evaluator.compute()
     truth = evaluator.dataset.ground_truth()
     return ErrorBreakdown(evaluator.statistics(), evaluator.results(), truth, [3, 7]), metrics
@@ -109,7 +108,7 @@ def test_equal_scores_rank_by_image_as_in_the_metrics(tmp_path):
     truth.ground_truth()["images"].append({"id": 2, "width": 300, "height": 300})
     (tmp_path / "r.json").write_text(json.dumps(results))
     evaluator = CocoEvaluator(truth)
-    load_results(evaluator, tmp_path / "r.json")
+    evaluator.load_results(tmp_path / "r.json")
     ap = evaluator.compute()["bbox/AP50"]
     errors = ErrorBreakdown(evaluator.statistics(), evaluator.results(), truth.ground_truth(), [3, 7])
     assert errors.fixed_ap(np.ones((1, 2)))["none"][0] == pytest.approx(ap) == pytest.approx(0.75)

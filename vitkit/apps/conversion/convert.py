@@ -13,9 +13,9 @@ from vitkit.apps.conversion.transformers_writing import DIFFERING, TOKENIZER, wr
 from vitkit.apps.inference.card import card_path, make_card, read_metrics
 from vitkit.apps.inference.load import check_not_exported, find_trained, load
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.apps.output import write_text
 from vitkit.devices import Precision
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.io.output import write_text
 from vitkit.model_zoo.converters import Target, Written, write_names
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint

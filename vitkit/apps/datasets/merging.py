@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 
 from vitkit.apps.datasets.writing import check_images, image_file, link_image
-from vitkit.apps.output import write_bytes
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.sizes import check_size
 from vitkit.data.transforms.annotated_image import keep_inside
@@ -18,6 +17,7 @@ from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.keypoints import points_fields
+from vitkit.io.output import write_bytes
 from vitkit.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.registry import nearest
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from vitkit.apps.output import write_bytes, write_text
 from vitkit.data.synthetic.shapes import make_image_record, make_instance_annotations, with_keypoints
 from vitkit.data.synthetic.world import SHAPE_KEYPOINTS, World, panoptic_categories, thing_categories
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.keypoints import keypoint_fields
+from vitkit.io.output import write_bytes, write_text
 from vitkit.ops.label_maps import ids_to_colors
 
 _SETTINGS = "shapes.json"

@@ -20,7 +20,6 @@ import numpy as np
 import yaml
 from pycocotools import mask as coco_mask
 
-from vitkit.apps.output import check_links, unwritable, write_bytes, write_text, writing
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.exporters import UNSET
 from vitkit.data.formats.grounding import GroundedImage
@@ -33,6 +32,7 @@ from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.folders import SPLITS
 from vitkit.io.image_files import path_inside, read_header, upright_size
 from vitkit.io.keypoints import read_keypoint_info
+from vitkit.io.output import check_links, unwritable, write_bytes, write_text, writing
 from vitkit.io.parsing import check_distinct
 from vitkit.io.segmentations import decode_segmentation, encode_segmentation, round_pixels, visible_box
 from vitkit.structures import KeypointInfo

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.apps.output import write_bytes
 from vitkit.apps.report.html import jpeg_url, render_page
 from vitkit.apps.visualization.canvas import scale_image
 from vitkit.errors import ConfigError
+from vitkit.io.output import write_bytes
 
 MAX_BYTES = 3_200_000
 """The limit for all weights together in bytes; with base64 and the image, the file stays below 5 MB."""

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from vitkit.apps.output import writing
 from vitkit.apps.visualization.canvas import save_figure
 from vitkit.io.folders import declare_output
+from vitkit.io.output import writing
 from vitkit.text.vocabulary import SPACE
 
 _CELL = 0.3  # inches

@@ -49,12 +49,12 @@ from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.load import Loaded, check_not_exported, find_trained, load
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
-from vitkit.apps.output import write_bytes, write_text
 from vitkit.config import Config
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.devices import processor_name
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.io.output import write_bytes, write_text
 from vitkit.logging import print_line
 from vitkit.text_format import pluralize
 from vitkit.weights import LoadReport

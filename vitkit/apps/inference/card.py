@@ -12,8 +12,8 @@ from vitkit import __version__, model_zoo
 from vitkit.apps.inference.language import LanguageModel, MaskFiller
 from vitkit.apps.inference.load import Loaded, find_usable
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.apps.output import write_text
 from vitkit.errors import DataError
+from vitkit.io.output import write_text
 from vitkit.protocols.evaluator import is_measured
 from vitkit.text_format import pluralize
 from vitkit.weights.download import file_digest

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.apps.output import check_links, unwritable, write_text
 from vitkit.engine.run_folder import describe_process
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import declare_output
 from vitkit.io.json_files import read_json
 from vitkit.io.local_cache import hold_lock
+from vitkit.io.output import check_links, unwritable, write_text
 
 SETTINGS_NAME = "predictions_settings.json"
 """What the predictions of a folder are made with; `Journal` compares it."""

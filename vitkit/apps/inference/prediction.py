@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.apps.output import write_bytes
 from vitkit.apps.visualization.predictions import FIELDS, draw_prediction
 from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import masks_to_rle
 from vitkit.io.folders import declare_output
+from vitkit.io.output import write_bytes
 from vitkit.models.query_masks import QueryMasks
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest

@@ -25,11 +25,11 @@ from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
 from vitkit.apps.inference.video_writer import VideoWriter, num_written
 from vitkit.apps.inference.videos import classify_video, draw_scores_over_time
-from vitkit.apps.output import check_links, unwritable, write_bytes, writing
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
 from vitkit.io.atomic import remove_left_over
 from vitkit.io.folders import declare_output, is_output
+from vitkit.io.output import check_links, unwritable, write_bytes, writing
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize

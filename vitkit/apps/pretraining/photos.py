@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.apps.output import write_text
 from vitkit.data.datasets.unlabeled_images import UnlabeledImages
 from vitkit.errors import DataError
 from vitkit.io.image_files import read_header, upright_size
+from vitkit.io.output import write_text
 from vitkit.registry import Spec
 from vitkit.text_format import pluralize
 

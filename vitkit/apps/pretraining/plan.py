@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.apps.output import write_text
 from vitkit.apps.pretraining.methods import METHODS
 from vitkit.apps.pretraining.photos import Photos
 from vitkit.apps.starter.timed_run import CONFIG, TimedRequest, comment, derive_config
 from vitkit.errors import ConfigError
 from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
 from vitkit.text_format import pluralize
 
 PLAN = "pretrain.json"

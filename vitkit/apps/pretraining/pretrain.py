@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.apps.output import write_text
 from vitkit.apps.pretraining.features import measure_features
 from vitkit.apps.pretraining.methods import METHODS, WANTED_STEPS, choose_method
 from vitkit.apps.pretraining.photos import IMAGES, SHOWN, Photos, check_photos, leave_out_lost
@@ -35,6 +34,7 @@ from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import BACKBONES

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.apps.output import write_text
 from vitkit.apps.report.images import ImageBudget
 from vitkit.apps.report.label_errors import LabelError, corrections, detected_fraction, find_label_errors
 from vitkit.apps.report.parts import Review
 from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Alert, Section, Table
 from vitkit.evaluation.coco import CocoEvaluator, image_sides
+from vitkit.io.output import write_text
 from vitkit.text_format import pluralize
 
 IMAGE_BYTES = 8_000_000

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.apps.output import write_text
 from vitkit.apps.report import charts
 from vitkit.apps.report.detections import DetectionBrowser, collect_detections
 from vitkit.apps.report.html import render_page
@@ -26,6 +25,7 @@ from vitkit.apps.report.sections import (
     Text,
     number,
 )
+from vitkit.io.output import write_text
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import require_base
 from vitkit.text_format import pluralize

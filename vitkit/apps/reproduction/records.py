@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.apps.output import write_text
 from vitkit.errors import DataError
 from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
 
 FORM = 1
 """Version of the form of records."""

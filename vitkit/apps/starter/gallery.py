@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.apps.output import write_text
 from vitkit.apps.report.html import jpeg_url, render_page
+from vitkit.io.output import write_text
 
 
 @dataclass

@@ -9,7 +9,6 @@ import torch
 from vitkit.apps.inference import find_model, find_trained
 from vitkit.apps.report.label_errors import LabelError
 from vitkit.apps.report.label_review import weakness, write_label_errors
-from vitkit.apps.training.result_files import load_results
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.config import Config
 from vitkit.data.loading.settings import DataSettings
@@ -67,7 +66,7 @@ def check_labels(
         raise ConfigError(f"data.{split}: {type(dataset).__name__} has no boxes, whose labels this command judges.")
     if results:
         evaluator = CocoEvaluator(dataset)
-        load_results(evaluator, results)
+        evaluator.load_results(results)
     else:
         evaluator = evaluate_model(config, weights, torch.device(device or default_device()), split=split).evaluator
     if not is_main():

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from vitkit.apps.datasets.contents import count_classes, summarize
 from vitkit.apps.datasets.splitting import split_dataset
 from vitkit.apps.datasets.writing import describe_left_out, link_image, write_coco
-from vitkit.apps.output import write_text
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import pair_files
@@ -28,6 +27,7 @@ from vitkit.data.formats.class_files import (
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files, split_folders, subfolders
 from vitkit.io.image_files import upright_size
+from vitkit.io.output import write_text
 from vitkit.structures import IGNORE_INDEX
 from vitkit.text_format import pluralize
 

@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from vitkit.apps.inference import find_model, find_trained
-from vitkit.apps.output import write_text
 from vitkit.apps.training.api import test
-from vitkit.apps.training.result_checks import classification_issues, sentence_issues
-from vitkit.apps.training.result_files import load_results
-from vitkit.apps.training.result_maps import read_results
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.base import read_results
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.text import TextEvaluator
-from vitkit.io.coco_schema import raise_issues
+from vitkit.io.coco_schema import classification_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
+from vitkit.io.output import write_text
 from vitkit.io.segmentations import object_area
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
@@ -135,11 +133,11 @@ def score_file(
     if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
         raise_issues(classification_issues(content), results.name)
         evaluator = ClassificationEvaluator(_Classified(content))
-        load_results(evaluator, results)
+        evaluator.load_results(results)
     elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
         raise_issues(sentence_issues(content, len(content["sentences"])), results.name)
         evaluator = TextEvaluator(_Sentences(content["sentences"]))
-        load_results(evaluator, results)
+        evaluator.load_results(results)
     elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):
         if annotations is None:
             raise ConfigError(f"{results}: contains boxes. Pass their annotations (--annotations FILE), or a config.")
@@ -148,7 +146,7 @@ def score_file(
         has_masks = bool(content) and all(isinstance(e, dict) and e.get("segmentation") for e in content)
         masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
         evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
-        load_results(evaluator, results)
+        evaluator.load_results(results)
     else:
         raise ConfigError(
             f"{results}: results of this kind need their config: vitkit test CONFIG, or vitkit compare --data CONFIG."
@@ -184,7 +182,7 @@ def score_results(
     require(config, "data.val" if split == "val" else "data", "evaluator")
     dataset = DataSettings(**config["data"]).evaluation_dataset(split, None if weights is None else weights.metadata)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    load_results(evaluator, results)
+    evaluator.load_results(results)
     evaluator.compute()
     return evaluator
 

@@ -18,7 +18,6 @@ from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.fused import fused_copy
 from vitkit.apps.inference.load import find_usable, open_weights
 from vitkit.apps.inference.writing import weights_checksum
-from vitkit.apps.training.result_files import write_results
 from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.subset import choose_samples
 from vitkit.apps.training.tta import MultiScaleFlip
@@ -71,7 +70,7 @@ class Evaluation:
         """Write the predictions in the format of the task; return the paths of the files."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write_results(self.evaluator, path)
+        return self.evaluator.write_results(path) or [path]
 
 
 def evaluate_model(

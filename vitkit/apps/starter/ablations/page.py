@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from vitkit.apps.analysis.compute_frontier import OPERATIONS, FittedScalingLaw, fit_scaling_law
 from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
-from vitkit.apps.output import write_text
 from vitkit.apps.report.intervals import difference_over_seeds
 from vitkit.apps.starter.ablations.goal import Curves, goal_of, goal_table
 from vitkit.apps.starter.ablations.sets import Ablation, Row, name_of, summary_of, train_command
 from vitkit.apps.visualization.canvas import save_figure
+from vitkit.io.output import write_text
 
 _SHOWN = ("vitkit", "torch", "torchvision")
 

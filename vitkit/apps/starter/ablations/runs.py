@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.apps.output import write_text
 from vitkit.apps.starter.ablations.page import write_page
 from vitkit.apps.starter.ablations.sets import Ablation, Row, train_command
 from vitkit.apps.starter.child_runs import run_to_end, time_steps
@@ -21,6 +20,7 @@ from vitkit.config import load_config
 from vitkit.engine.run_folder import RECORD_NAME
 from vitkit.errors import DataError, TrainingError
 from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
 from vitkit.logging import LOG_NAME
 from vitkit.weights.locate import LAST_NAME, RUN_CONFIG
 
