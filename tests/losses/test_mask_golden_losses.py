@@ -1,5 +1,7 @@
 """Matching, losses and gradients of the original MaskFormer and Mask2Former, from the golden files."""
 
+from functools import cache
+
 import pytest
 import torch
 from golden.weights import grad_projection, load_case, rng_for
@@ -81,8 +83,11 @@ def make_criterion(case, variant, num_aux):
     # Here the last layer comes first, then the earlier ones.
     layers = ["final", *(f"aux{i}" for i in range(num_aux))]
 
+    # The points of a layer's masks are drawn in several calls.
+    rng_of = cache(lambda name: rng_for(f"{prefix}:{name}"))
+
     def draw(name, shape):
-        return torch.from_numpy(rng_for(f"{prefix}:{name}").random(shape, dtype="float32"))
+        return torch.from_numpy(rng_of(name).random(shape, dtype="float32"))
 
     criterion.draw_points = lambda purpose, layer, num_masks, count, device: draw(
         f"{POINTS[purpose]}:{layers[layer]}", (num_masks, count, 2)

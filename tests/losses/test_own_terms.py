@@ -51,11 +51,11 @@ class EdgeCriterion(MaskCriterion):
         super().__init__(no_object_weight=0.1, **kwargs)
         self.scale = scale
 
-    def mask_losses(self, layer, logits, target_masks, input_size):
-        targets = torch.cat([pad_masks(masks, input_size) for masks in target_masks]).float()
+    def mask_losses(self, layer, logits, targets, input_size):
+        target_masks = torch.cat([pad_masks(masks[j], input_size) for masks, j in targets]).float()
         probabilities = F.interpolate(logits[:, None], input_size, mode="bilinear")[:, 0].sigmoid()
-        edge = self.scale * (probabilities - targets).diff(dim=2).abs().mean((1, 2))
-        return super().mask_losses(layer, logits, target_masks, input_size) | {"edge": edge}
+        edge = self.scale * (probabilities - target_masks).diff(dim=2).abs().mean((1, 2))
+        return super().mask_losses(layer, logits, targets, input_size) | {"edge": edge}
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,7 @@
 """EoMT with the golden weights against the official code; the tolerances are in the JSON."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,16 +120,18 @@ def make_criterion(case, variant):
     )
     layers = [name.rstrip("_") or "final" for name in NAMES]
 
-    def draw(name, shape):
-        numbers = rng_for(f"points:{case.name}:{variant}:{name}").random(shape, dtype="float32")
-        return torch.from_numpy(numbers)
+    # The points of a layer's masks are drawn in several calls.
+    rng_of = cache(lambda name: rng_for(f"points:{case.name}:{variant}:{name}"))
+
+    def draw(rng, shape):
+        return torch.from_numpy(rng.random(shape, dtype="float32"))
 
     criterion.draw_points = lambda purpose, layer, num_masks, count, device: draw(
-        f"{POINTS[purpose]}:{layers[layer]}", (num_masks, count, 2)
+        rng_of(f"{POINTS[purpose]}:{layers[layer]}"), (num_masks, count, 2)
     ).to(device)
     criterion.matcher.draw_points = lambda layer, image, device: draw(
-        f"match:{layers[layer]}:{image}", (1, criterion.matcher.num_points, 2)
-    )[0].to(device)
+        rng_for(f"points:{case.name}:{variant}:match:{layers[layer]}:{image}"), (criterion.matcher.num_points, 2)
+    ).to(device)
     return criterion
 
 

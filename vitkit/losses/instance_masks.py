@@ -15,13 +15,7 @@ from vitkit.losses.mask_criterion import compute_matched_masks
 from vitkit.losses.matched import MatchedLayers, SetLayers, mean_of_batches, normalizers
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.boxes import cxcywh_to_xyxy
-from vitkit.ops.masks import (
-    choose_uncertain_points,
-    pixels_inside,
-    resize_target_masks,
-    sample_nearest_masks,
-    sample_points,
-)
+from vitkit.ops.masks import choose_uncertain_points, pixels_inside, resize_target_masks, sample_masks, sample_points
 from vitkit.registry import Spec
 from vitkit.structures import DetectionTarget
 
@@ -138,7 +132,7 @@ class InstanceMaskLosses(SetCriterion):
         """
         points = self._choose_points(masks.detach())
         per_image = zip(points.split([len(j) for j in indices]), targets, indices)
-        labels = torch.cat([sample_nearest_masks(p, t["masks"][j], input_size) for p, t, j in per_image])
+        labels = torch.cat([sample_masks(p, t["masks"], input_size, index=j, mode="nearest") for p, t, j in per_image])
         logits = sample_points(masks[:, None], points, padding_mode=self.point_padding)[:, 0]
         cross_entropy = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
         return torch.stack((cross_entropy, dice_loss(logits, labels)))

@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
 from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedCriterion, SetLayers
-from vitkit.ops.masks import choose_uncertain_points, pad_masks, sample_masks, sample_points
+from vitkit.ops.masks import choose_uncertain_points, pad_masks, rows_at_once, sample_masks, sample_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
@@ -109,7 +109,7 @@ class MaskCriterion(MatchedCriterion):
         layer_losses = []
         for layer, layer_target in enumerate(matched.target):
             by_image = layer_target.split(matches_per_image)
-            target_masks = [t["masks"][j - start] for t, j, start in zip(sets.targets, by_image, starts)]
+            target_masks = [(t["masks"], j - start) for t, j, start in zip(sets.targets, by_image, starts)]
             layer_losses.append(self.mask_losses(layer, masks[layer], target_masks, input_size))
         mask_normalizer = sets.repeats * matched.num_targets
         terms = {"labels": class_losses}
@@ -120,28 +120,32 @@ class MaskCriterion(MatchedCriterion):
     def draw_points(
         self, purpose: Literal["candidates", "uniform"], layer: int, num_masks: int, count: int, device
     ) -> Tensor:
-        """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are."""
+        """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are.
+
+        A layer's masks are drawn in several calls, in their order.
+        """
         return torch.rand(num_masks, count, 2, device=device)
 
     def mask_losses(
-        self, layer: int, logits: Tensor, target_masks: Sequence[Tensor], input_size: tuple[int, int]
+        self, layer: int, logits: Tensor, targets: Sequence[tuple[Tensor, Tensor]], input_size: tuple[int, int]
     ) -> dict[str, Tensor]:
         """Return the loss of each matched mask of one layer by term, (M,); M may be 0.
 
         Args:
             layer: index of the layer, 0 for the last one of the main queries.
             logits: (M, h, w) of the matched queries, covering the padded input.
-            target_masks: for each image, the masks of their targets, (number of matches, H, W) bool, without padding.
+            targets: for each image, the masks of its targets, (N, H, W) bool, without padding, and the index of that of
+                each of its matched queries, int64.
             input_size: (height, width) of the padded input.
         """
         if not len(logits):
             return dict.fromkeys(("mask", "dice"), logits.flatten(1).sum(1))
         if self.mask_loss == "focal":
-            focal, dice = whole_mask_losses(logits, torch.cat([pad_masks(masks, input_size) for masks in target_masks]))
+            focal, dice = whole_mask_losses(logits, torch.cat([pad_masks(m[j], input_size) for m, j in targets]))
             return {"mask": focal, "dice": dice}
         points = self.choose_points(layer, logits.detach())
-        by_image = points.split([len(masks) for masks in target_masks])
-        labels = torch.cat([sample_masks(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
+        by_image = zip(points.split([len(j) for _, j in targets]), targets)
+        labels = torch.cat([sample_masks(p, masks, input_size, index=j) for p, (masks, j) in by_image])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return {"mask": losses.mean(1), "dice": dice_loss(logits, labels)}
@@ -155,10 +159,13 @@ class MaskCriterion(MatchedCriterion):
         """Choose the points of the "points" loss, (M, num_points, 2) in 0..1, for masks (M, h, w)."""
         num_uncertain = self.num_uncertain
         num_candidates = int(self.oversample * self.num_points)
-        candidates = self.draw_points("candidates", layer, len(logits), num_candidates, logits.device)
-        uncertain = choose_uncertain_points(candidates, sample_points(logits[:, None], candidates)[:, 0], num_uncertain)
+        uncertain = []
+        for part in logits.split(rows_at_once(num_candidates, logits.device)):
+            candidates = self.draw_points("candidates", layer, len(part), num_candidates, logits.device)
+            values = sample_points(part[:, None], candidates)[:, 0]
+            uncertain.append(choose_uncertain_points(candidates, values, num_uncertain))
         uniform = self.draw_points("uniform", layer, len(logits), self.num_points - num_uncertain, logits.device)
-        return torch.cat([uncertain, uniform], dim=1)
+        return torch.cat([torch.cat(uncertain), uniform], dim=1)
 
 
 def crop_targets_to_windows(

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.matchers.base import LayersOfSet, Matcher
 from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
+from vitkit.ops.masks import rows_at_once
 from vitkit.registry import MATCHERS, nearest
 from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
 
@@ -77,19 +78,35 @@ class HungarianMatcher(Matcher):
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        return self.assign_all(layers_and_targets, [self.costs(*pair) for pair in layers_and_targets])
+        costs = [self.costs_in_parts(*pair) for pair in layers_and_targets]
+        return self.assign_all(layers_and_targets, costs, lambda *pair: self.costs(*pair)[1])
+
+    def costs_in_parts(self, layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget]) -> Tensor:
+        """Return the cost of `costs`, computed for a few layers at a time: a crowd's terms are large."""
+        pairs = sum(len(target["labels"]) for target in targets) * layers[0]["pred_logits"].shape[1]
+        step = rows_at_once(pairs, layers[0]["pred_logits"].device)
+        return torch.cat([self.costs(layers[i : i + step], targets)[0] for i in range(0, len(layers), step)])
 
     def assign_all(
-        self, layers_and_targets: Sequence[LayersOfSet], costs: Sequence[tuple[Tensor, Mapping[str, Tensor]]]
+        self,
+        layers_and_targets: Sequence[LayersOfSet],
+        costs: Sequence[Tensor],
+        terms_of: Callable[[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]], Mapping[str, Tensor]],
     ) -> list[Matches]:
-        """Return the matches of each set with the lowest total cost, see `costs`; arguments as in `forward`."""
-        # The step's only transfer from the device; scipy computes in float64.
-        flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
+        """Return the matches of each set with the lowest total cost, see `costs`.
+
+        Args:
+            layers_and_targets: see `forward`.
+            costs: (L, T, Q) of each set.
+            terms_of: returns the unweighted terms of layers, for a message if a cost is not finite.
+        """
+        # The step's only transfer from the device.
+        flat = torch.cat([cost.flatten() for cost in costs]).cpu().split([cost.numel() for cost in costs])
         matches = []
-        for (layers, targets), (cost, terms), values in zip(layers_and_targets, costs, flat):
-            cost = values.view(cost.shape).numpy()
+        for (layers, targets), shaped, values in zip(layers_and_targets, costs, flat):
+            cost = values.view(shaped.shape).numpy()
             if not np.isfinite(cost).all():
-                self._report_non_finite(cost, terms, layers, targets)
+                self._report_non_finite(cost, terms_of, layers, targets)
             splits = np.cumsum([len(target["labels"]) for target in targets])[:-1]
             matches.append([[assign(image_cost) for image_cost in np.split(layer, splits)] for layer in cost])
         return matches
@@ -103,14 +120,14 @@ class HungarianMatcher(Matcher):
         target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float()  # (T, 4) of all images
         image = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(boxes.device, non_blocking=True)  # (T,)
         if self.late is not None and self.epoch >= self.late["epoch"]:
-            return self._late_costs(layers, targets, boxes[:, image], target_boxes, image)
+            return self._late_costs(layers, targets, boxes, target_boxes, image)
         label_costs, is_class = self.label_costs(layers, targets, image)
-        boxes = boxes[:, image]  # (L, T, Q, 4), the queries of each target's image
-        terms = {  # each (L, T, Q)
+        # Opposite edges may have crossed, if a head predicts a box by its edges.
+        boxes_xyxy = cxcywh_to_xyxy(clamp_sizes(boxes))
+        terms = {  # each (L, T, Q); `image` takes the queries of each target's image, (L, T, Q, 4)
             "labels": label_costs,
-            "l1": (boxes - target_boxes[:, None]).abs().sum(-1),
-            # Opposite edges may have crossed, if a head predicts a box by its edges.
-            "giou": generalized_box_iou(cxcywh_to_xyxy(clamp_sizes(boxes)), cxcywh_to_xyxy(target_boxes)[:, None]),
+            "l1": (boxes[:, image] - target_boxes[:, None]).abs().sum(-1),
+            "giou": generalized_box_iou(boxes_xyxy[:, image], cxcywh_to_xyxy(target_boxes)[:, None]),
         }
         cost = sum(self.weights[name] * term for name, term in terms.items())
         # `forward` recognizes an invalid label by its NaN, without another transfer.
@@ -127,7 +144,7 @@ class HungarianMatcher(Matcher):
         """Return what `costs` does.
 
         Args:
-            boxes: (L, T, Q, 4), the queries of each target's image.
+            boxes: (L, B, Q, 4).
             target_boxes, image: (T, 4) and (T,).
         """
         logits = torch.stack([layer["pred_logits"] for layer in layers]).float()
@@ -136,7 +153,7 @@ class HungarianMatcher(Matcher):
         probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)
         terms = {
             "labels": _logits_of_labels(probabilities, image, labels.where(is_class, 0)),
-            "iou": box_iou(cxcywh_to_xyxy(clamp_sizes(boxes)), cxcywh_to_xyxy(target_boxes)[:, None]),
+            "iou": box_iou(cxcywh_to_xyxy(clamp_sizes(boxes))[:, image], cxcywh_to_xyxy(target_boxes)[:, None]),
         }
         cost = -terms["labels"] * terms["iou"] ** self.late["power"]
         return cost.masked_fill(~is_class[:, None], torch.nan), terms
@@ -165,7 +182,7 @@ class HungarianMatcher(Matcher):
     def _report_non_finite(
         self,
         cost: np.ndarray,
-        terms: Mapping[str, Tensor],
+        terms_of: Callable[[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]], Mapping[str, Tensor]],
         layers: Sequence[Mapping[str, Tensor]],
         targets: Sequence[DetectionTarget],
     ) -> None:
@@ -185,7 +202,8 @@ class HungarianMatcher(Matcher):
                 f"matching: {image_name}, target {index} has label {label}; expected 0..{num_labels - 1}. {remedy}"
             )
         # Only a warning: the loss of diverged predictions is not finite either; the training loop decides what to do.
-        values = {name: float(term[layer, row, query]) for name, term in terms.items()}
+        terms = terms_of(layers[layer : layer + 1], targets)
+        values = {name: float(term[0, row, query]) for name, term in terms.items()}
         bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not np.isfinite(value))
         logger.warning(
             f"matching: non-finite cost in layer {layer}, {image_name}, query {query}, target {index}: "
@@ -223,6 +241,9 @@ def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
 
 def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
     """Return the change of the focal loss if the label were positive; shapes as in `softmax_cost`, with C logits."""
+    if len(labels) > pred_logits[0, :, 0].numel():  # a crowd: more labels than classes
+        as_positive, as_negative = focal_terms(pred_logits.sigmoid())
+        return _logits_of_labels(as_positive - as_negative, image, labels)
     as_positive, as_negative = focal_terms(_logits_of_labels(pred_logits, image, labels).sigmoid())
     return as_positive - as_negative
 
@@ -245,6 +266,8 @@ def assign(cost: np.ndarray) -> ImageMatches:
 
     Pairs whose cost is not finite are matched last.
     """
-    target, query = linear_sum_assignment(np.nan_to_num(cost, nan=1e30, posinf=1e30, neginf=1e30))
+    # scipy computes in float64.
+    finite = np.nan_to_num(cost.astype(np.float64), copy=False, nan=1e30, posinf=1e30, neginf=1e30)
+    target, query = linear_sum_assignment(finite)
     order = query.argsort()
     return torch.from_numpy(query[order]), torch.from_numpy(target[order])

@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.matchers.base import LayersOfSet
 from vitkit.matchers.hungarian import HungarianMatcher, LateCosts
 from vitkit.matchers.hungarian_masks import cross_entropy_of_pairs, dice_of_pairs, focal_of_pairs
-from vitkit.ops.masks import resize_target_masks, sample_nearest_masks, sample_points
+from vitkit.ops.masks import resize_target_masks, sample_masks, sample_points
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, Matches
 
@@ -73,13 +73,15 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
         """
         maps = next(layer["mask_features"] for layers, _ in layers_and_targets for layer in layers if _has_masks(layer))
         points = self.draw_points(max(maps[0, 0].numel() // self.pixels_per_point, 1), maps.device)
-        costs = []
-        for layers, targets in layers_and_targets:
-            cost, terms = self.costs(layers, targets)
-            mask_terms = self._mask_terms(layers, targets, points, input_size)
-            cost = cost + sum(self.mask_weights[name] * term for name, term in mask_terms.items())
-            costs.append((cost, {**terms, **mask_terms}))
-        return self.assign_all(layers_and_targets, costs)
+
+        def mask_terms(layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
+            return self._mask_terms(layers, targets, points, input_size)
+
+        costs = [self.costs_in_parts(*pair) for pair in layers_and_targets]
+        for cost, pair in zip(costs, layers_and_targets):
+            for name, term in mask_terms(*pair).items():
+                cost += self.mask_weights[name] * term
+        return self.assign_all(layers_and_targets, costs, lambda *pair: self.costs(*pair)[1] | mask_terms(*pair))
 
     def draw_points(self, count: int, device: torch.device) -> Tensor:
         """Draw (1, count, 2) uniform in 0..1."""
@@ -99,7 +101,7 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
         at_points = self.mask_cost == "points"
         size = with_masks[0]["mask_features"].shape[-2:]
         target_masks = [  # (N, P) each
-            sample_nearest_masks(points, target["masks"], input_size)
+            sample_masks(points, target["masks"], input_size, mode="nearest")
             if at_points
             else resize_target_masks(target["masks"], input_size, size).flatten(1)
             for target in targets

@@ -35,8 +35,8 @@ class HungarianKeypointMatcher(HungarianMatcher):
         Raises:
             DataError: a label is not in 0..C-1, or a target has another number of keypoints than the model.
         """
-        costs = [self.pose_costs(layers, targets, keypoint_sigmas) for layers, targets in layers_and_targets]
-        return self.assign_all(layers_and_targets, costs)
+        costs = [self.pose_costs(*pair, keypoint_sigmas)[0] for pair in layers_and_targets]
+        return self.assign_all(layers_and_targets, costs, lambda *pair: self.pose_costs(*pair, keypoint_sigmas)[1])
 
     def pose_costs(
         self, layers: Sequence[Mapping[str, Any]], targets: Sequence[DetectionTarget], sigmas: Tensor

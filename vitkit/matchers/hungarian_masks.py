@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.kernels.shared_points import sample_shared_points
 from vitkit.matchers.base import LayersOfSet, Matcher
 from vitkit.matchers.hungarian import assign
 from vitkit.ops.masks import mask_logits, pad_masks, sample_masks, sample_points
@@ -17,6 +18,9 @@ from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, Matches, describe_image
 
 logger = logging.getLogger("vitkit")
+
+MASKS_AT_ONCE = 128
+"""Number of target masks that are compared with the queries at once, which bounds the memory of a crowd."""
 
 
 @MATCHERS.register
@@ -67,28 +71,31 @@ class HungarianMaskMatcher(Matcher):
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        all_terms = []
         with torch.autocast(layers_and_targets[0][0][0]["pred_logits"].device.type, enabled=False):
-            for layers, targets in layers_and_targets:
-                for i, layer in enumerate(layers):
-                    all_terms += [self._terms(i, layer, j, target, input_size) for j, target in enumerate(targets)]
-            costs = [sum(self.weights[name] * term for name, term in terms.items()) for terms in all_terms]
-        # The step's only transfer from the device; scipy computes in float64.
-        flat = torch.cat([cost.flatten() for cost in costs]).cpu().double().split([cost.numel() for cost in costs])
+            all_terms = [  # for each set, for each image
+                [self._terms(layers, image, target, input_size) for image, target in enumerate(targets)]
+                for layers, targets in layers_and_targets
+            ]
+            costs = [
+                sum(self.weights[name] * term for name, term in terms.items())
+                for terms_of_images in all_terms
+                for terms in terms_of_images
+            ]
+        # The step's only transfer from the device.
+        flat = torch.cat([cost.flatten() for cost in costs]).cpu().split([cost.numel() for cost in costs])
         values = iter([part.view(cost.shape).numpy() for part, cost in zip(flat, costs)])
-        terms, is_reported, matches = iter(all_terms), False, []
-        for layers, targets in layers_and_targets:
-            matches.append([])
-            for i, layer in enumerate(layers):
-                matches[-1].append([])
-                for image, target in enumerate(targets):
-                    cost, cost_terms = next(values), next(terms)
-                    if not np.isfinite(cost).all():
-                        _check_labels(layer, image, target)
-                        if not is_reported:
-                            _warn_of_non_finite(i, image, target, cost_terms)
-                            is_reported = True
-                    matches[-1][i].append(assign(cost))
+        is_reported, matches = False, []
+        for (layers, targets), terms_of_images in zip(layers_and_targets, all_terms):
+            by_image = []
+            for image, (target, terms) in enumerate(zip(targets, terms_of_images)):
+                cost = next(values)  # (L, N, Q)
+                if not np.isfinite(cost).all():
+                    _check_labels(layers[0], image, target)
+                    if not is_reported:
+                        _warn_of_non_finite(cost, image, target, terms)
+                        is_reported = True
+                by_image.append([assign(of_layer) for of_layer in cost])
+            matches.append([list(of_layer) for of_layer in zip(*by_image)])
         return matches
 
     def draw_points(self, layer: int, image: int, device: torch.device) -> Tensor:
@@ -96,31 +103,48 @@ class HungarianMaskMatcher(Matcher):
         return torch.rand(self.num_points, 2, device=device)
 
     def _terms(
-        self, index: int, layer: Mapping[str, Any], image: int, target: DetectionTarget, input_size: tuple[int, int]
+        self, layers: Sequence[Mapping[str, Any]], image: int, target: DetectionTarget, input_size: tuple[int, int]
     ) -> dict[str, Tensor]:
-        """Return the labels, mask and dice terms, each (N, Q), unweighted."""
-        probabilities = layer["pred_logits"][image].float().softmax(-1)
-        if not len(target["labels"]):
-            return {"labels": probabilities.new_zeros(0, len(probabilities))}
-        masks = target["masks"]
-        if self.mask_cost == "points":
-            points = self.draw_points(index, image, masks.device)[None]
-            logits = sample_mask_logits(layer, image, points)
-            target_masks = sample_masks(points, masks, input_size)
-            cost_mask = cross_entropy_of_pairs(logits, target_masks)
-        else:
-            logits = compute_mask_logits(layer, image)
-            target_masks = F.interpolate(
-                pad_masks(masks, input_size)[None].float(), size=logits.shape[-2:], mode="nearest"
-            )[0]
-            logits, target_masks = logits.flatten(1), target_masks.flatten(1)
-            cost_mask = focal_of_pairs(logits, target_masks)
+        """Return the labels, mask and dice terms of one image, each (L, N, Q), unweighted."""
+        probabilities = torch.stack([layer["pred_logits"][image] for layer in layers]).float().softmax(-1)
         labels = target["labels"]
+        if not len(labels):
+            return {"labels": probabilities.new_zeros(len(layers), 0, probabilities.shape[1])}
         is_class = (labels >= 0) & (labels < probabilities.shape[-1] - 1)
-        cost_labels = -probabilities[:, labels.where(is_class, 0)].T
+        cost_labels = -probabilities[..., labels.where(is_class, 0)].mT
         # An invalid label is recognized later by its NaN, without another transfer.
-        cost_labels = cost_labels.masked_fill(~is_class[:, None], torch.nan)
-        return {"labels": cost_labels, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
+        terms = {"labels": cost_labels.masked_fill(~is_class[:, None], torch.nan)}
+        compare = self._compare_at_points if self.mask_cost == "points" else _compare_pixels
+        return terms | compare(layers, image, target["masks"], input_size)
+
+    def _compare_at_points(
+        self, layers: Sequence[Mapping[str, Any]], image: int, masks: Tensor, input_size: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """Return the mask and dice terms at each layer's points, (L, N, Q)."""
+        points = torch.stack([self.draw_points(i, image, masks.device) for i in range(len(layers))])  # (L, P, 2)
+        logits = sample_mask_logits(layers, image, points)
+        terms = {"mask": [], "dice": []}
+        for part in masks.split(MASKS_AT_ONCE):
+            # Each mask is read once for all layers.
+            sampled = sample_masks(points.view(1, -1, 2), part, input_size).view(len(part), *points.shape[:2])
+            pairs = list(zip(logits, sampled.unbind(1)))
+            terms["mask"].append(torch.stack([cross_entropy_of_pairs(*pair) for pair in pairs]))
+            terms["dice"].append(torch.stack([dice_of_pairs(*pair) for pair in pairs]))
+        return {name: torch.cat(parts, dim=1) for name, parts in terms.items()}
+
+
+def _compare_pixels(
+    layers: Sequence[Mapping[str, Any]], image: int, masks: Tensor, input_size: tuple[int, int]
+) -> dict[str, Tensor]:
+    """Return the mask and dice terms of all pixels at the predictions' size, (L, N, Q)."""
+    terms = {"mask": [], "dice": []}
+    padded = pad_masks(masks, input_size)[None].float()
+    for layer in layers:
+        logits = compute_mask_logits(layer, image)
+        resized = F.interpolate(padded, size=logits.shape[-2:], mode="nearest")[0].flatten(1)
+        terms["mask"].append(focal_of_pairs(logits.flatten(1), resized))
+        terms["dice"].append(dice_of_pairs(logits.flatten(1), resized))
+    return {name: torch.stack(parts) for name, parts in terms.items()}
 
 
 def _check_labels(layer: Mapping[str, Any], image: int, target: DetectionTarget) -> None:
@@ -133,11 +157,12 @@ def _check_labels(layer: Mapping[str, Any], image: int, target: DetectionTarget)
         )
 
 
-def _warn_of_non_finite(index: int, image: int, target: DetectionTarget, terms: Mapping[str, Tensor]) -> None:
-    """Warn of the costs of a layer and an image that are not finite."""
-    bad = ", ".join(name for name, term in terms.items() if not term.isfinite().all())
+def _warn_of_non_finite(cost: np.ndarray, image: int, target: DetectionTarget, terms: Mapping[str, Tensor]) -> None:
+    """Warn of the costs of an image, (L, N, Q), that are not finite, and of the first such layer."""
+    layer = int(np.argwhere(~np.isfinite(cost))[0, 0])
+    bad = ", ".join(name for name, term in terms.items() if not term[layer].isfinite().all())
     logger.warning(
-        f"matching: non-finite cost in layer {index}, {describe_image(image, target)}: "
+        f"matching: non-finite cost in layer {layer}, {describe_image(image, target)}: "
         f"{bad or 'only the weighted sum'}. Expected finite costs: lower the learning rate, clip "
         "gradients, or leave fp16 if the predictions diverged."
     )
@@ -150,23 +175,25 @@ def compute_mask_logits(layer: Mapping[str, Any], image: int) -> Tensor:
     return mask_logits(layer["mask_embed"][image], layer["mask_features"][image]).float()
 
 
-def sample_mask_logits(layer: Mapping[str, Any], image: int, points: Tensor) -> Tensor:
-    """Return the logits of all queries' masks of one image at shared points.
+def sample_mask_logits(layers: Sequence[Mapping[str, Any]], image: int, points: Tensor) -> list[Tensor]:
+    """Return the logits of all queries' masks of one image at points shared by them, (Q, P) float32 for each layer.
 
     Args:
-        points: (1, P, 2).
-    Returns:
-        (Q, P) float32.
+        points: (L, P, 2).
     """
-    if "mask_embed" in layer:  # the product commutes with sampling, and there are fewer points than pixels
-        features = sample_points(layer["mask_features"][image : image + 1].float(), points)[0]
-        return layer["mask_embed"][image].float() @ features
-    return sample_points(layer["pred_masks"][image : image + 1].float(), points)[0]
+    logits = []
+    for layer, shared in zip(layers, points[:, None]):
+        if "mask_embed" in layer:  # the product commutes with sampling, and there are fewer points than pixels
+            features = sample_shared_points(layer["mask_features"][image : image + 1].float(), shared)[0]
+            logits.append(layer["mask_embed"][image].float() @ features)
+        else:
+            logits.append(sample_points(layer["pred_masks"][image : image + 1].float(), shared)[0])
+    return logits
 
 
 def cross_entropy_of_pairs(logits: Tensor, target_masks: Tensor) -> Tensor:
     """Return the mean binary cross entropy of each target with each query; (Q, P) and (N, P) in 0..1 -> (N, Q)."""
-    return (F.softplus(logits).sum(1) - target_masks @ logits.T) / logits.shape[1]
+    return (-F.logsigmoid(-logits).sum(1) - target_masks @ logits.T) / logits.shape[1]
 
 
 def focal_of_pairs(logits: Tensor, target_masks: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:

@@ -1,7 +1,7 @@
 """Masks of queries, masks sampled at points, boxes around masks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -78,45 +78,39 @@ def unpad_points(points: Tensor, padded: tuple[int, int], part: tuple[int, int])
     return points * scales.to(points.device, non_blocking=True)
 
 
-def sample_masks(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """Sample an unpadded image's masks (N, H, W) bool at points of the padded one, bilinearly, 0 in the padding.
+def sample_masks(
+    points: Tensor,
+    masks: Tensor,
+    input_size: tuple[int, int],
+    *,
+    index: Tensor | None = None,
+    mode: Literal["bilinear", "nearest"] = "bilinear",
+) -> Tensor:
+    """Sample an unpadded image's masks (T, H, W) bool at points of the padded one, 0 in the padding.
 
-    Only the pixels at the points are read: as floating-point numbers, the masks of a crowd would take gigabytes.
+    Few masks at a time are converted to floating-point numbers, as those of a crowd would take gigabytes.
 
     Args:
         points: (N, P, 2), or (1, P, 2) for all masks.
+        index: (N,) int64, the mask of each row; None: all T masks in their order.
+        mode: how the pixels around a point are weighted.
     Returns:
         (N, P) of the points' type.
     """
-    x, y = _pixels_at(points, masks, input_size)
-    left, top = x.floor(), y.floor()
-    corners = ((top, 1 - (y - top)), (top + 1, y - top)), ((left, 1 - (x - left)), (left + 1, x - left))
-    values = [_read(masks, j, i) * (below * right) for j, below in corners[0] for i, right in corners[1]]
-    return values[0] + values[1] + values[2] + values[3]
+    rows = len(masks) if index is None else len(index)
+    grid = (2 * unpad_points(points, input_size, masks.shape[-2:]) - 1)[:, None].expand(rows, -1, -1, -1)
+    values = points.new_empty(rows, points.shape[1])
+    step = rows_at_once(masks.shape[1:].numel(), masks.device)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        maps = masks[part if index is None else index[part]][:, None].to(points.dtype)
+        values[part] = F.grid_sample(maps, grid[part], mode=mode, align_corners=False)[:, 0, 0]
+    return values
 
 
-def sample_nearest_masks(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """The same with the nearest pixels."""
-    x, y = _pixels_at(points, masks, input_size)
-    return _read(masks, y.round(), x.round()).to(points.dtype)
-
-
-def _pixels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Return the x and y of points in pixels of masks, 0 at the first one's center, rounded as `grid_sample` does."""
-    size = masks.shape[-2:]
-    grid = 2 * unpad_points(points, input_size, size) - 1
-    return tuple(((along + 1) * side - 1) / 2 for along, side in zip(grid.unbind(-1), reversed(size)))
-
-
-def _read(masks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Read masks (N, H, W) at whole rows and columns (N or 1, P), (N, P) bool; False outside."""
-    count, height, width = masks.shape
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    pixels = (rows * width + columns).where(inside, 0).long()
-    if len(pixels) == 1:
-        return masks.flatten(1).index_select(1, pixels[0]) & inside
-    pixels = pixels + height * width * torch.arange(count, device=masks.device)[:, None]
-    return masks.flatten().index_select(0, pixels.flatten()).view(inside.shape) & inside
+def rows_at_once(num_values: int, device: torch.device) -> int:
+    """Return how many rows of `num_values` a tensor should have: few enough for a CPU's cache, enough for a GPU."""
+    return max(1, (1 << 24 if device.type == "cuda" else 1 << 18) // max(1, num_values))
 
 
 def pixels_inside(boxes_xyxy: Tensor, size: Sequence[int]) -> Tensor:
