@@ -3,19 +3,46 @@ import logging
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import unsynced  # noqa: F401
 
 # Small tensors gain nothing from threads, and threads that share cores with other processes wait for each other.
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]
+LONGEST = (
+    "tools/test_killed_runs",
+    "models/test_compiling",
+    "engine/test_number_of_processes",
+    "data/test_loader_failures",
+    "apps/export_writing/test_prompted_export",
+    "apps/inference/test_gpu",
+    "models/test_fuse",
+    "apps/starter/test_start",
+    "fuzz/test_broken_input",
+    "apps/export_writing/test_exported_files",
+    "apps/export_writing/test_generated_program",
+    "backbones/test_timesformer_golden",
+    "tools/test_killed_recipe",
+    "tools/test_train_and_test",
+    "backbones/test_mvit",
+    "tools/test_cli",
+    "tools/test_analyze",
+    "models/test_dino_golden",
+    "models/test_ecpose",
+    "models/test_rf_detr_keypoints",
+)
+"""Files that take fifteen seconds or more, the longest first."""
 
 
 def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):  # pytest-xdist's order, by numbers of tests
+        config.option.loadscopereorder = False
     if "VITKIT_TEST_DEVICE" in os.environ:  # before the tests import what it replaces
         from helpers import on_device
 
@@ -37,6 +64,10 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
+    # If a process began a long file last, the others would wait for it.
+    ranks = {ROOT / "tests" / f"{name}.py": rank for rank, name in enumerate(LONGEST)}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -sizes[item.path]))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available() and "VITKIT_GPU_TESTS" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))

@@ -43,3 +43,9 @@ def test_packages_that_tests_skip_without_are_installed_by_ci_or_by_the_nightly_
 def test_no_module_imports_a_test_module():
     found = {path.relative_to(TESTS).as_posix(): imported_by(path) for path in TESTS.rglob("*.py")}
     assert not {path: names for path, names in found.items() if names}, "what they share belongs in tests/helpers"
+
+
+def test_files_that_are_run_first_exist():
+    from conftest import LONGEST
+
+    assert not [name for name in LONGEST if not (TESTS / f"{name}.py").is_file()]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import unsynced  # noqa: F401, also in the processes
 
 from vitkit.apps.training.process_group import close_distributed
 
