@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from helpers.forked_python import forked_python
 from helpers.processes import is_running
 
 from vitkit.data.loading.loader import lost_worker
@@ -149,12 +150,14 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 def test_workers_end_with_a_killed_trainer(tmp_path, method, number):
     (tmp_path / "trainer.py").write_text(TRAINER)
-    command = [sys.executable, str(tmp_path / "trainer.py"), method, str(number)]
-    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    workers = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert len(workers) == number and all(map(is_running, workers))
-    trainer.kill()
-    trainer.communicate()
+    with forked_python(tmp_path) as forked:
+        python = sys.executable if method == "forkserver" else str(forked)  # a fork has a server already
+        command = [python, str(tmp_path / "trainer.py"), method, str(number)]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        workers = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(workers) == number and all(map(is_running, workers))
+        trainer.kill()
+        trainer.communicate()
     deadline = time.monotonic() + 60
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "the workers still run"
@@ -164,7 +167,9 @@ def test_workers_end_with_a_killed_trainer(tmp_path, method, number):
 def test_a_script_without_a_main_guard_gives_one_error_that_names_it(tmp_path):
     values = "run_dir='run', device='cpu', train=dict(epochs=1), data=dict(num_workers=2, start_workers='spawn')"
     (tmp_path / "mine.py").write_text(f"import vitkit\nvitkit.train('quickstart/detr', {values})\n")
-    ended = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    with forked_python(tmp_path) as python:
+        command = [str(python), str(tmp_path / "mine.py")]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1 and ended.stderr.count("Traceback") == 1
     assert ended.stderr.splitlines()[-1] == (
         "vitkit.errors.ConfigError: data.num_workers=2: the processes that load data first import the script "

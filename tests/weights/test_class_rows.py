@@ -171,10 +171,3 @@ def test_training_starts_from_rows_by_name(run, capsys):
 def test_a_text_prompted_model_has_no_class_rows():
     with pytest.raises(ConfigError, match="GroundingDINO has no class head"):
         vitkit.train("quickstart/grounding", init="shapes_grounding", class_map={"a": "b"}, data=dict(num_workers=0))
-
-
-def test_an_exported_file_keeps_its_classes(run, tmp_path):
-    vitkit.export(run, tmp_path / "old.onnx", size=(64, 64))
-    assert vitkit.load(tmp_path / "old.onnx", classes=OLD).classes == OLD
-    with pytest.raises(ConfigError, match="exported file keeps its 3 classes, person, dog, traffic light; got others"):
-        vitkit.load(tmp_path / "old.onnx", classes=OLD[::-1])

@@ -79,6 +79,13 @@ def test_exported_model_has_the_properties_of_its_model():
     assert torch.equal(predictor(IMAGES[0], tiles=Tiling(64, 16)).fields["semantic"], expected)
 
 
+def test_an_exported_file_keeps_its_classes(run):
+    path = run / "out" / "tiny.onnx"
+    assert load(path, classes=CLASSES).classes == CLASSES
+    with pytest.raises(ConfigError, match=f"exported file keeps its 6 classes, {', '.join(CLASSES)}; got others"):
+        load(path, classes=CLASSES[::-1])
+
+
 def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
     opened, file = [], run / "out" / "tiny.onnx"
     monkeypatch.setattr(loading, "open_exported", lambda path, _: opened.append(path) or open_exported(path))

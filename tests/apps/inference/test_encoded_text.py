@@ -102,7 +102,7 @@ def test_predict_and_explain_encode_a_prompt_once(model, vocabulary, photos, cal
     predict.main([weights, "--input", str(photos), "--text", TEXT, "--out", out, "--no-draw"])
     assert calls == ["tokens", 1]
     calls.clear()
-    vitkit.explain(weights, image=IMAGES[0], text=TEXT, threshold=0.0, out=tmp_path)
+    vitkit.explain(weights, image=IMAGES[0], text=TEXT, threshold=0.0, queries=[0], out=tmp_path)
     assert calls == ["tokens", 1]
 
 
