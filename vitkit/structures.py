@@ -18,7 +18,6 @@ IGNORE_INDEX = 255
 PAD, UNK, BOS, EOS = range(4)
 """Token ids that every vocabulary has: padding, an unknown token, the beginning and the end of a sentence."""
 
-
 FINER = "finer"
 """Name of a neck's map that is for masks alone, which no query attends to."""
 

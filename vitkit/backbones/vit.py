@@ -104,7 +104,6 @@ _TORCHVISION = {
 }
 """Published weights trained on images that are normalized as in vitkit, by (width, patch size)."""
 
-
 _POOLINGS = ("token", "mean", "mean_norm")
 _POSITIONS = ("all", "patches", "axes", "sincos", "rotary", "none")
 

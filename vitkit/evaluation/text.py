@@ -29,7 +29,6 @@ LENGTH_STEP = 5
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
 """Translation metrics: name in configs and results -> name as printed."""
 
-
 _JOINED = re.compile("[\u0e00-\u0edf\u0f00-\u109f\u1780-\u17ff\u3041-\u30ff\u3400-\u9fff]")
 """Matches letters of scripts without blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese."""
 

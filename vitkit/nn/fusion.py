@@ -13,7 +13,6 @@ from vitkit.nn.padding import zero_padding
 
 __all__ = ["RELU", "Activation", "FusedConv", "can_fold", "fold", "fold_scaled_relu", "fuse_pair"]
 
-
 _NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d, BatchNormAct2d, SyncBatchNormAct, FrozenBatchNormAct2d)
 
 

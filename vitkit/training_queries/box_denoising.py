@@ -33,8 +33,16 @@ class Noise(NamedTuple):
     """(K, 4) in 0..1: how far it moves, as a fraction of the maximum."""
 
 
+class Denoising(nn.Module):
+    """Base of queries from noised targets, which take no boxes that a head selects."""
+
+    key = "denoising"
+    num_selected = 0
+    proposals = ()
+
+
 @TRAINING_QUERIES.register
-class BoxDenoising(nn.Module):
+class BoxDenoising(Denoising):
     """Queries from noised labels and boxes, which need no matching (DN-DETR, Li et al. 2022,
     https://arxiv.org/abs/2203.01305).
 
@@ -59,10 +67,6 @@ class BoxDenoising(nn.Module):
         ConfigError: the head's queries start from points, there are no queries or no classes, or a kind of noise, eps
             or padding is out of range.
     """
-
-    key = "denoising"
-    num_selected = 0
-    proposals = ()
 
     def __init__(
         self,

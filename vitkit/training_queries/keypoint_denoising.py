@@ -16,7 +16,7 @@ from vitkit.ops.boxes import inverse_sigmoid
 from vitkit.ops.keypoints import keep_labeled_objects, labeled_poses
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
-from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows, sample_targets
+from vitkit.training_queries.box_denoising import Denoising, check_counts, list_copied_rows, match_rows, sample_targets
 
 POSITIVE, NEGATIVE = (0.0, math.log(2)), (math.log(2), math.log(10))
 """The range of minus the logarithm of a shifted keypoint's similarity (OKS): 1 to 1/2, and 1/2 to 1/10."""
@@ -38,7 +38,7 @@ class KeypointNoise(NamedTuple):
 
 
 @TRAINING_QUERIES.register
-class KeypointDenoising(nn.Module):
+class KeypointDenoising(Denoising):
     """Queries from noised labels and keypoints, which need no matching. Each copy of the targets is accompanied by one
     with more noise, which has to be classified as "no object".
 
@@ -62,10 +62,6 @@ class KeypointDenoising(nn.Module):
         ConfigError: the head's queries have no keypoints, there are no queries, classes or labels, or label_noise is
             out of range.
     """
-
-    key = "denoising"
-    num_selected = 0
-    proposals = ()
 
     def __init__(
         self,

@@ -11,11 +11,11 @@ from vitkit.errors import ConfigError
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
-from vitkit.training_queries.box_denoising import check_counts, list_copied_rows, match_rows, sample_targets
+from vitkit.training_queries.box_denoising import Denoising, check_counts, list_copied_rows, match_rows, sample_targets
 
 
 @TRAINING_QUERIES.register
-class MaskDenoising(nn.Module):
+class MaskDenoising(Denoising):
     """Queries from embeddings of the targets' classes, which each decoder layer lets attend within the targets' masks
     instead of the masks that it predicted before. They need no matching.
 
@@ -31,10 +31,6 @@ class MaskDenoising(nn.Module):
         ConfigError: the head does not attend within masks, there are no queries or no classes, or a kind of noise is
             out of range.
     """
-
-    key = "denoising"
-    num_selected = 0
-    proposals = ()
 
     def __init__(
         self,

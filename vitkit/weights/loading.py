@@ -27,7 +27,6 @@ from vitkit.weights.reading import read_checkpoint
 
 logger = logging.getLogger("vitkit")
 
-
 Shape = tuple[int, ...]
 
 

@@ -29,6 +29,8 @@ EXPORTED_SUFFIXES = (".onnx", ".pt2")
 TIMM, URLS, CHECKSUM = "timm/", ("http://", "https://", "file://"), "#sha256="
 
 Kind = Literal["timm", "url", "hub", "library", "run", "config", "exported", "checkpoint", "published"]
+"""What a name refers to: "hub" is a repository and "library" a folder of the transformers library, "run" any other
+folder, "published" a name of the model zoo."""
 
 _TABLE: tuple[tuple[Kind, Callable[[str], bool]], ...] = (
     ("timm", lambda name: name.startswith(TIMM)),
@@ -164,7 +166,7 @@ def find_weights(
         source: the folder of a run, a file of weights, a folder of the transformers library, "hf:OWNER/NAME", a
             repository of its hub, downloaded once, or a name of the model zoo, such as "shapes_dino", whose weights are
             in the package, or "detr_r50", whose weights are downloaded when they are loaded; or what one refers to.
-        kinds: what else may be asked for: `USABLE_KINDS`.
+        kinds: `WEIGHTS_KINDS`, or also others, `USABLE_KINDS`.
         check: see `Located.fetch`.
     Raises:
         ConfigError: there are no such weights, or only a config of that name; a file that is missing is only reported

@@ -193,7 +193,7 @@ def pretraining_run(checkpoint: Weights) -> Path | None:
     path = Path(checkpoint)
     if path.name not in (BACKBONE_WEIGHTS, *RUN_WEIGHTS):
         return None
-    model = _read_model_spec(path)
+    model = model_spec_of(checkpoint.metadata) if isinstance(checkpoint, Located) else _read_model_spec(path)
     return path.parent if model and model == _read_model_spec(path.parent / BACKBONE_WEIGHTS) else None
 
 

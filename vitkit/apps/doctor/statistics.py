@@ -176,7 +176,9 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         statistics.category_ids, statistics.classes = list(names), list(names.values())
         statistics.image_ids = [image["id"] for image in parts["images"]]
     else:
-        parts = source.choose(parts)
+        parts["images"] = source.choose_images(parts["images"])
+        ids = {image["id"] for image in parts["images"]}
+        parts["annotations"] = [annotation for annotation in parts["annotations"] if annotation["image_id"] in ids]
     file = CheckedDetectionFile(
         path.name,
         statistics.where,

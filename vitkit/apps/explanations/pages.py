@@ -19,7 +19,6 @@ MAX_COLUMNS = 28
 """The maximum number of cells along the longer side of the attention maps; larger maps are pooled."""
 MAX_QUERIES = 100
 
-
 Covered = tuple[float, float]
 
 

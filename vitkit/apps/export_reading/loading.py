@@ -47,7 +47,6 @@ METADATA = "vitkit.json"
 _MAX_METADATA = 256 * 2**20
 """The most bytes of metadata that are read; vocabularies may take a few megabytes."""
 
-
 _NUM_KEPT = 64
 """The number of batches of prompts whose features are kept, those that were read last."""
 _MAX_SIDE = 1 << 15

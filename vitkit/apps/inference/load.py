@@ -35,7 +35,7 @@ from vitkit.io.image_files import MAX_PIXELS
 from vitkit.ops.images import in_channels
 from vitkit.protocols.model import child
 from vitkit.registry import DATASETS, MODELS, Spec, parameters_of
-from vitkit.structures import ImageSizes, ScoreThresholds
+from vitkit.structures import ImageSizes, KeypointInfo, ScoreThresholds
 from vitkit.text.class_prompts import Prompts
 from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
 from vitkit.text_format import pluralize
@@ -150,7 +150,7 @@ def load(
         return MaskFiller(model, vocabularies, report=report)
     if "tokens" in model.takes:
         return TextContinuer(model, vocabularies, report=report)
-    return _predictor_of(model, config, located, classes or (), trained, precision=precision, report=report)
+    return _predictor_of(model, config, located, classes or (), trained, keypoints, precision=precision, report=report)
 
 
 def find_trained(
@@ -376,6 +376,7 @@ def _predictor_of(
     weights: Located,
     classes: Sequence[str],
     trained: TrainedOn,
+    keypoints: KeypointInfo | None,
     *,
     precision: Precision,
     report: LoadReport,
@@ -395,7 +396,7 @@ def _predictor_of(
         classes,
         **settings,
         category_ids=trained.pick(category_ids_of(weights.metadata, str(weights), trained.classes), classes),
-        keypoint_info=keypoints_of(weights.metadata, str(weights)),
+        keypoint_info=keypoints,
         channels=_channels(config, model),
         text=_phrases(config, classes) if "text" in model.takes and classes else None,
         **_read_measured(weights.metadata, str(weights), classes),

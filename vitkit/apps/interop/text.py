@@ -9,7 +9,6 @@ _BERT_MASK = 103
 _GPT2_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 """The library's names of activations -> vitkit's; the first one of an activation is written."""
 
-
 _MARIAN = [
     Row("d_model", "d_model"),
     Row("encoder_attention_heads", "num_heads"),

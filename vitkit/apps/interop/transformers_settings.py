@@ -14,7 +14,6 @@ Section = dict[str, Any]
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's number of a resampling filter -> its name."""
 
-
 _LIMITS = {"layers": 128, "n_layer": 128, "depths": 128, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
 _LARGEST = 1 << 14
 """Upper limits of whole numbers by the end of their names, and of all others: a damaged file may have larger ones, and

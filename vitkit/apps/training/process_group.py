@@ -20,7 +20,6 @@ from vitkit.errors import ConfigError, TrainingError, error_line
 
 logger = logging.getLogger("vitkit")
 
-
 SECONDS_UNTIL_LOST = 60
 """How long a machine may not answer."""
 

@@ -2,7 +2,7 @@
 
 import logging
 import marshal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitkit.data.formats.exporters import (
     has_text_id,
     read_exporters_fields,
 )
-from vitkit.data.formats.sizes import fit_images
+from vitkit.data.formats.sizes import Scaling, fit_images
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.coco_schema import (
     AnnotationChecks,
@@ -82,13 +82,7 @@ class AnnotationSource:
             return self.read_unchecked(log=False)
         fields = ExportersFields(content, has_text_ids=any(text_ids))
         listed = find_listed_files(content, self.images)
-        scaling = fit_images(
-            content["images"],
-            self.images,
-            lambda: chain.from_iterable(fields.read(entries)),
-            measure_all=False,
-            strict=False,
-        )
+        scaling = self._fit(content, lambda: chain.from_iterable(fields.read(entries)))
 
         def parts() -> Iterator[list[Any]]:
             for annotations in fields.read(entries):
@@ -97,8 +91,11 @@ class AnnotationSource:
 
         return Unchecked("coco", content, self.images, lambda: [*fields.notes(), *listed, *scaling.notes], parts)
 
+    def _fit(self, content: dict[str, Any], annotations: Callable[[], Iterable[Any]]) -> Scaling:
+        return fit_images(content["images"], self.images, annotations, measure_all=False, strict=False)
+
     def read_unchecked(self, *, log: bool = True) -> "Unchecked":
-        """Read the content without checking COCO's fields; `choose` then selects what is used.
+        """Read the content without checking COCO's fields; `choose_images` then selects what is used.
 
         Args:
             log: whether to log what was assumed and left out.
@@ -110,9 +107,7 @@ class AnnotationSource:
             if not (isinstance(content, dict) and "shapes" in content):  # LabelMe's
                 notes = [*read_exporters_fields(content), *find_listed_files(content, self.images)]
                 if has_lists(content):
-                    scaling = fit_images(
-                        content["images"], self.images, lambda: content["annotations"], measure_all=False, strict=False
-                    )
+                    scaling = self._fit(content, lambda: content["annotations"])
                     scaling.apply(content["annotations"])
                     notes += scaling.notes
                 for note in notes if log else ():
@@ -146,10 +141,6 @@ class AnnotationSource:
             if not images:
                 raise DataError(f"{self.annotations.name}: no image's name matches any of names={list(self.names)}.")
         return first_images(images, self.first)
-
-    def choose(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the content with the images that are used and their annotations; see `choose_images`."""
-        return _with_images(content, self.choose_images(content["images"])) if self.chooses() else content
 
     def chooses(self) -> bool:
         """Whether only some of the images are used."""
@@ -342,11 +333,6 @@ class DetectionFile:
         raise_issues(issues, name)
 
 
-def keep_first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
-    """Return the content of an annotation file with its `first_images` and their annotations only."""
-    return content if count is None else _with_images(content, first_images(content["images"], count))
-
-
 def first_images(images: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
     """Return the first `count` images; None: all.
 
@@ -356,12 +342,6 @@ def first_images(images: list[dict[str, Any]], count: int | None) -> list[dict[s
     if count is not None and count < 1:
         raise ConfigError(f"first: got {count}; expected at least 1, or none for all images.")
     return images[:count]
-
-
-def _with_images(content: dict[str, Any], images: list[dict[str, Any]]) -> dict[str, Any]:
-    image_ids = {image["id"] for image in images}
-    annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] in image_ids]
-    return {**content, "images": images, "annotations": annotations}
 
 
 def _clip_boxes(objects: Sequence[Mapping[str, Any]], sizes: np.ndarray) -> tuple[np.ndarray, int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.data.datasets.annotation_table import ImageTable, image_columns
 from vitkit.data.datasets.base import ListedImages, require_folders
-from vitkit.data.datasets.coco_file import keep_first_images
+from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.formats.exporters import find_listed_files
 from vitkit.data.transforms.annotated_image import Transforms
@@ -79,7 +79,8 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
     ):
         self.map_folder, self.annotation_file = Path(maps), Path(annotations)
         require_folders(images=images, maps=maps)
-        content = keep_first_images(read_panoptic_file(self.annotation_file), first)
+        content = read_panoptic_file(self.annotation_file)
+        content["images"] = first_images(content["images"], first)
         find_listed_files(content, Path(images))
         categories = sorted(content["categories"], key=lambda category: category["id"])
         SegmentationDataset.__init__(self, categories, task=task, transforms=transforms)

@@ -25,7 +25,6 @@ LOCAL_FILES = "/data/local-files/?d="
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(.+)")
 """Name of an uploaded file: Label Studio puts eight digits before it."""
 
-
 _PAGES = {"tasks": "total", "results": "count"}
 """The list of tasks in a page that the server's API returns -> the number of all tasks."""
 
