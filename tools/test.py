@@ -301,7 +301,7 @@ def print_confusion(evaluator: Any, threshold: float, iou_type: str, path: Path)
     import numpy as np
 
     from vitkit.apps.report.matching import confusion_matrix
-    from vitkit.evaluation.classification import draw_confusion_matrix
+    from vitkit.apps.visualization.metrics import draw_confusion_matrix
 
     matrix = confusion_matrix(
         evaluator.dataset.ground_truth(),

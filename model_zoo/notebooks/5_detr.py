@@ -20,9 +20,9 @@ from vitkit.apps.explanations.images import image_attention, image_sampling
 from vitkit.apps.explanations.queries import draw_query_heads, draw_query_layers
 from vitkit.apps.visualization.boxes import draw_detections
 from vitkit.apps.visualization.canvas import save_grid
+from vitkit.apps.visualization.colors import text_color
 from vitkit.apps.visualization.notebooks import show
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
-from vitkit.ops.colors import text_color
 
 out = Path("figures/detr")
 torch.manual_seed(0)

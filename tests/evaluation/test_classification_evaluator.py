@@ -11,10 +11,11 @@ from helpers.processes import on_ranks
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitkit.apps.visualization.colors import text_color
+from vitkit.apps.visualization.metrics import draw_confusion_matrix, draw_metrics
 from vitkit.distributed import rank
 from vitkit.errors import DataError
-from vitkit.evaluation.classification import ClassificationEvaluator, draw_confusion_matrix
-from vitkit.ops.colors import text_color
+from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.registry import EVALUATORS
 
 CLASSES = ["a", "b", "c", "d", "e", "f", "g"]
@@ -95,7 +96,8 @@ def test_another_number_of_classes_is_an_error():
 def test_results_hold_the_matrix_and_every_image(tmp_path):
     evaluator = fed(IMAGES, 4)
     evaluator.compute()
-    assert evaluator.write_results(tmp_path / "r.json") == [tmp_path / "r.json", tmp_path / "r_confusion.png"]
+    evaluator.write_results(tmp_path / "r.json")
+    assert draw_metrics(evaluator, tmp_path / "r.json") == [tmp_path / "r_confusion.png"]
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["top1"] == 0.25 and result["classes"] == CLASSES
     assert result["confusion_matrix"] == evaluator.confusion_matrix().tolist()
@@ -114,7 +116,7 @@ def test_any_number_of_classes_can_be_drawn(tmp_path, num_classes):
 
 def test_counts_can_be_read_on_every_cell(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **settings: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure) or path.touch())
     draw_confusion_matrix(np.array([[99, 1], [5, 5]]), ["a", "b"], tmp_path / "m.png")
     axes = figures[0].axes[0]
     (shown,) = axes.images

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitkit.apps.visualization.metrics import draw_metrics
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS, EVALUATORS
 
@@ -102,3 +103,14 @@ def test_evaluators_of_the_same_type_write_separate_files(dataset, tmp_path):
 def test_an_empty_list_is_refused(dataset):
     with pytest.raises(ConfigError, match="expected a list of evaluators"):
         EVALUATORS.build(dict(type="CombinedEvaluator", evaluator=[]), dataset=dataset)
+
+
+def test_figures_stand_beside_the_files_of_their_evaluators(tmp_path):
+    spec = dict(type="CombinedEvaluator", evaluator=[dict(type="ClassificationEvaluator")] * 2)
+    evaluator = EVALUATORS.build(spec, dataset=DATASETS.build(dict(type="ShapesClassification", num_images=2)))
+    images = [{"class_scores": torch.rand(len(evaluator.dataset.classes))} for _ in range(2)]
+    evaluator.update(images, [{"image_id": k, "label": 0} for k in evaluator.dataset.image_ids])
+    evaluator.compute()
+    names = ["results_confusion.png", "results_ClassificationEvaluator_confusion.png"]
+    assert [path.name for path in draw_metrics(evaluator, tmp_path / "results.json")] == names
+    assert all((tmp_path / name).stat().st_size > 5000 for name in names)

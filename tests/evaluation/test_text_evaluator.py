@@ -4,8 +4,9 @@ import math
 import pytest
 import torch
 
+from vitkit.apps.visualization.metrics import draw_by_length, draw_metrics
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, draw_by_length, perplexity
+from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator, perplexity
 from vitkit.structures import EOS, PAD
 
 
@@ -122,6 +123,7 @@ def test_results_can_be_read_back(tmp_path):
     evaluator = evaluated(["a b c d", "ö"], ["a b c d", "ä"])
     metrics = evaluator.compute()
     files = evaluator.write_results(tmp_path / "r.json")
+    files += draw_metrics(evaluator, tmp_path / "r.json")
     assert [file.name for file in files] == ["r.json", "r.txt", "r_by_length.png"]
     assert (tmp_path / "r.txt").read_text(encoding="utf-8") == "a b c d\nö\n"
     saved = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))

@@ -8,24 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
 from vitkit.io.coco_schema import is_number
-from vitkit.io.folders import declare_output
 from vitkit.io.output import write_text
-from vitkit.ops.colors import text_color
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.text_format import pluralize
 
 _NUM_BEST = 5
-_MAX_NAMED = 40  # with more classes, the figure does not name them
-_MAX_COUNTED = 20  # with more classes, the figure's cells show no counts
 
 
 class _StoredClasses(NamedTuple):
@@ -111,14 +105,9 @@ class ClassificationEvaluator(SampleEvaluator):
                 lines.append(f"  {wrong[row, column]} of {matrix[row].sum()} {names[row]} taken for {names[column]}")
         return lines
 
-    def write_results(self, path: str | Path) -> list[Path]:
-        """Write metrics, confusion matrix and each image's best classes as JSON, and the matrix as a figure.
-
-        Returns:
-            the files: `path`, and NAME_confusion.png for NAME.json.
-        """
-        path, names = Path(path), self.dataset.classes
-        matrix = self.confusion_matrix()
+    def write_results(self, path: str | Path) -> None:
+        """Write metrics, confusion matrix and each image's best classes as JSON."""
+        names, matrix = self.dataset.classes, self.confusion_matrix()
         images = [
             {
                 "image_id": image_id,
@@ -129,10 +118,7 @@ class ClassificationEvaluator(SampleEvaluator):
             for image_id, prediction in self.stored_predictions.items()
         ]
         result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
-        write_text(path, json.dumps(result))
-        figure = path.with_name(f"{path.stem}_confusion.png")
-        draw_confusion_matrix(matrix, names, figure, what=self.dataset.noun)
-        return [path, figure]
+        write_text(Path(path), json.dumps(result))
 
     def load_results(self, path: str | Path) -> None:
         """Read what `write_results` wrote, in place of `update`.
@@ -179,35 +165,3 @@ def _classes_of(image: Any, label_of: Mapping[str, int]) -> _StoredClasses | Non
     if not all(is_number(score) for score in scores):
         return None
     return _StoredClasses(label_of[image["class"]], [label_of[name] for name in names], scores)
-
-
-def draw_confusion_matrix(
-    matrix: np.ndarray, class_names: Sequence[str], path: str | Path, *, what: str = "images"
-) -> None:
-    """Save the confusion matrix as a PNG: each cell is the fraction of its row's images, from white to dark.
-
-    Args:
-        matrix: (C, C) counts, rows true, columns predicted.
-        class_names: C names, shown if there are few.
-        path: path of the PNG.
-        what: what is counted, in the plural.
-    """
-    num_classes = len(class_names)
-    parts = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    side = min(4.0 + 0.3 * num_classes, 12.0)
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
-    axes = figure.subplots()
-    # Confusions are rare: on a linear scale only the diagonal would be visible.
-    least = 10 ** np.floor(np.log10(1 / max(matrix.sum(axis=1).max(), 10)))
-    shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
-    figure.colorbar(shown, ax=axes, label=f"fraction of the class's {what}", shrink=0.8)
-    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} correct")
-    if num_classes <= _MAX_NAMED:
-        axes.set_xticks(range(num_classes), class_names, rotation=90)
-        axes.set_yticks(range(num_classes), class_names)
-    if num_classes <= _MAX_COUNTED:
-        for row, column in np.argwhere(matrix):
-            color = text_color(shown.to_rgba(parts[row, column]))
-            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color)
-    declare_output(Path(path))
-    figure.savefig(path, dpi=120, format="png")

@@ -79,7 +79,7 @@ class CombinedEvaluator(Evaluator):
             there are several of a kind), and any other files that the evaluators write.
         """
         written = []
-        for evaluator, file in zip(self.evaluators, self._paths(path)):
+        for evaluator, file in zip(self.evaluators, self.files_of_parts(path)):
             written += evaluator.write_results(file) or [file]
         return written
 
@@ -89,10 +89,11 @@ class CombinedEvaluator(Evaluator):
         Raises:
             DataError: a file is missing or invalid.
         """
-        for evaluator, file in zip(self.evaluators, self._paths(path)):
+        for evaluator, file in zip(self.evaluators, self.files_of_parts(path)):
             evaluator.load_results(file)
 
-    def _paths(self, path: str | Path) -> list[Path]:
+    def files_of_parts(self, path: str | Path) -> list[Path]:
+        """Return the results file of each evaluator, see `write_results`."""
         path = Path(path)
         names = [type(evaluator).__name__ for evaluator in self.evaluators]
         # The second and later evaluators of a kind are numbered.

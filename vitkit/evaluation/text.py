@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
 from vitkit.io.coco_schema import raise_issues, sentence_issues
-from vitkit.io.folders import declare_output
 from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
@@ -199,10 +197,10 @@ class TextEvaluator(SampleEvaluator):
         return {f"{group.min_words} to {group.max_words} words": group.score for group in self.by_length()}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write metrics and texts as JSON, only the texts, one per line, and the first metric by length as a figure.
+        """Write metrics and texts as JSON, and only the texts, one per line.
 
         Returns:
-            the files: `path`, NAME.txt and NAME_by_length.png for NAME.json.
+            the files: `path`, and NAME.txt for NAME.json.
         """
         path = Path(path)
         sentences = [{"index": index, **sentence._asdict()} for index, sentence in self.stored_predictions.items()]
@@ -212,10 +210,9 @@ class TextEvaluator(SampleEvaluator):
         ]
         result = {**self.metrics, "signatures": self._signatures, "by_length": by_length, "sentences": sentences}
         write_text(path, json.dumps(result, ensure_ascii=False, indent=1))
-        texts, figure = path.with_suffix(".txt"), path.with_name(f"{path.stem}_by_length.png")
+        texts = path.with_suffix(".txt")
         write_text(texts, "".join(f"{sentence.text}\n" for sentence in self.stored_predictions.values()))
-        draw_by_length({path.stem: self.by_length()}, figure, metric=self.per_class_metric)
-        return [path, texts, figure]
+        return [path, texts]
 
     def load_results(self, path: str | Path) -> None:
         """Read the texts of a file that `write_results` wrote.
@@ -319,32 +316,3 @@ def _references_by_number(sentences: Sequence[_StoredText]) -> list[list[str | N
         [sentence.references[i] if i < len(sentence.references) else None for sentence in sentences]
         for i in range(max_references)
     ]
-
-
-def draw_by_length(
-    curves: Mapping[str, Sequence[LengthGroup]], path: str | Path, *, metric: str = METRICS["bleu"]
-) -> None:
-    """Save a PNG of a metric by source length.
-
-    Args:
-        curves: name of each model -> its groups.
-        path: path of the PNG.
-        metric: the metric's name as printed.
-    """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, groups in curves.items():
-        middles = [(group.min_words + group.max_words) / 2 for group in groups]
-        axes.plot(middles, [group.score for group in groups], marker="o", label=name)
-    longest = max(curves.values(), key=len)
-    ticks = [
-        ((group.min_words + group.max_words) / 2, f"{group.min_words}-{group.max_words}\n({group.count})")
-        for group in longest
-    ]
-    axes.set_xticks(*zip(*ticks))
-    axes.set(xlabel="words of the source (sentences)", ylabel=metric)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    declare_output(Path(path))
-    figure.savefig(path, dpi=120, format="png")

@@ -22,9 +22,10 @@ from vitkit.apps.visualization.curves import (
     plot_training,
     read_log,
 )
+from vitkit.apps.visualization.metrics import draw_by_length
 from vitkit.config import cfg_diff, reads_root, value_at
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.text import LengthGroup, draw_by_length
+from vitkit.evaluation.text import LengthGroup
 from vitkit.logging import LOG_NAME
 from vitkit.registry import nearest
 from vitkit.weights.locate import RUN_CONFIG

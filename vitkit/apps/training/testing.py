@@ -21,6 +21,7 @@ from vitkit.apps.inference.writing import weights_checksum
 from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.subset import choose_samples
 from vitkit.apps.training.tta import MultiScaleFlip
+from vitkit.apps.visualization.metrics import draw_metrics
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
 from vitkit.devices import Precision, resolve_precision
@@ -67,10 +68,11 @@ class Evaluation:
         return self.evaluator.table()
 
     def write(self, path: str | Path) -> list[Path]:
-        """Write the predictions in the format of the task; return the paths of the files."""
+        """Write the predictions in the format of the task, and figures of metrics; return the paths of the files."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return self.evaluator.write_results(path) or [path]
+        files = self.evaluator.write_results(path) or [path]
+        return [*files, *draw_metrics(self.evaluator, path)]
 
 
 def evaluate_model(

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from vitkit.apps.visualization.colors import text_color
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.folders import declare_output
 from vitkit.io.output import write_bytes, writing
-from vitkit.ops.colors import text_color
 
 Labels = Sequence[int] | np.ndarray | Tensor
 Scores = Sequence[float] | np.ndarray | Tensor

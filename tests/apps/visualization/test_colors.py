@@ -3,7 +3,7 @@
 import pytest
 from matplotlib import colormaps
 
-from vitkit.ops.colors import text_color
+from vitkit.apps.visualization.colors import text_color
 
 
 @pytest.mark.parametrize(
