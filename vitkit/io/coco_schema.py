@@ -142,7 +142,7 @@ SEGMENT = {
 CAPTION = {"id": _optional(_ID, 0), "caption": Field(_is_text, "text")}
 
 
-class _Entries(NamedTuple):
+class Entries(NamedTuple):
     """The entries of one list in a file."""
 
     part: str
@@ -289,7 +289,7 @@ class AnnotationChecks:
     def _file_names(self) -> dict[int, Any]:
         return {image["id"]: image.get("file_name") for image in self._images if _is_id(image.get("id"))}
 
-    def _entries(self, annotations: Sequence[Mapping[str, Any]], start: int) -> _Entries:
+    def _entries(self, annotations: Sequence[Mapping[str, Any]], start: int) -> Entries:
         """Describe the annotations by their id and image."""
 
         def name(position: int) -> str:
@@ -298,7 +298,7 @@ class AnnotationChecks:
             image = self._file_names.get(image_id, image_id) if _is_id(image_id) else image_id
             return f"annotation {_id_or_position(annotation, start + position)} (image {reprlib.repr(image)})"
 
-        return _Entries("annotations", annotations, name, start)
+        return Entries("annotations", annotations, name, start)
 
 
 def _describe_wrong_keypoints(annotation: Mapping[str, Any], count: int, height: int, width: int) -> str | None:
@@ -415,10 +415,10 @@ def result_issues(
         num_keypoints: how many keypoints predictions need, in which case they may have a box; None: none.
     """
     if not isinstance(results, list):
-        return [_file_issue(results, "a list of predictions in COCO's format")]
+        return [file_issue(results, "a list of predictions in COCO's format")]
     if no_objects := object_issues(results, "results"):
         return no_objects
-    entries = _Entries("results", results, "entry {}".format)
+    entries = Entries("results", results, "entry {}".format)
     fields = _require_known_ids(image_id=image_ids, category_id=category_ids)
     fields |= {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks or num_keypoints else _BOX}
     if num_keypoints is not None:
@@ -439,10 +439,10 @@ def result_issues(
 def caption_result_issues(results: Any, image_ids: Collection[int]) -> list[FileIssue]:
     """Check predicted captions, at most one for each image, in COCO's result format."""
     if not isinstance(results, list) or not results:
-        return [_file_issue(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
+        return [file_issue(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
     if no_objects := object_issues(results, "results"):
         return no_objects
-    entries = _Entries("results", results, "entry {}".format)
+    entries = Entries("results", results, "entry {}".format)
     fields = _require_known_ids(image_id=image_ids) | {"caption": CAPTION["caption"]}
     return [*entries.field_issues(fields), *entries.find_repeated("image_id")]
 
@@ -452,27 +452,11 @@ def panoptic_result_issues(
 ) -> list[FileIssue]:
     """Check predicted segments, except for their maps, in COCO's result format."""
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
-        return [_file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
+        return [file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
     no_objects = object_issues(content["annotations"], "annotations")
     return no_objects or _segment_issues(
         content["annotations"], _require_known_ids(image_id=image_ids, category_id=category_ids)
     )
-
-
-def classification_issues(content: Mapping[str, Any]) -> list[FileIssue]:
-    """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
-    classes, images = content["classes"], content["images"]
-    if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
-        return [_file_issue(classes, "a list of the names of classes under 'classes'")]
-    if len(set(classes)) < len(classes):
-        return [_file_issue(classes, "different names under 'classes'")]
-    if not isinstance(images, list) or not images:
-        return [_file_issue(images, "a list of images that is not empty under 'images'")]
-    if no_objects := object_issues(images, "images"):
-        return no_objects
-    entries = _Entries("images", images, "entry {}".format)
-    image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
-    return [*entries.field_issues({"image_id": image_id}), *entries.find_repeated("image_id")]
 
 
 def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
@@ -483,10 +467,10 @@ def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
     """
     sentences = content.get("sentences") if isinstance(content, dict) else None
     if not isinstance(sentences, list) or not sentences:
-        return [_file_issue(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
+        return [file_issue(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
     if no_objects := object_issues(sentences, "sentences"):
         return no_objects
-    entries = _Entries("sentences", sentences, "entry {}".format)
+    entries = Entries("sentences", sentences, "entry {}".format)
     text = CAPTION["caption"]
     references = Field(lambda value: isinstance(value, list) and value != [] and all(map(_is_text, value)), "texts")
     fields = _require_known_ids(index=range(num_sentences)) | {"text": text, "source": text, "references": references}
@@ -539,7 +523,7 @@ def _image_and_category_issues(content: Mapping[str, Any], *fields: Mapping[str,
             title = entry.get("file_name" if part == "images" else "name")
             return f"{noun} {_id_or_position(entry, position)}" + (f" ({reprlib.repr(title)})" if title else "")
 
-        entries = _Entries(part, content[part], name)
+        entries = Entries(part, content[part], name)
         yield from entries.field_issues(part_fields)
         yield from entries.find_repeated("id")
 
@@ -550,7 +534,7 @@ def _segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mappin
     def image(position: int) -> str:
         return f"image {reprlib.repr(annotations[position].get('image_id'))}"
 
-    entries = _Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
+    entries = Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
     issues = [*entries.field_issues({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
     issues += entries.find_repeated("image_id")
     listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
@@ -564,7 +548,7 @@ def _segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mappin
         position, segment = all_segments[number]
         return f"{image(position)}: segment {reprlib.repr(segment.get('id'))}"
 
-    segments = _Entries("segments_info", [segment for _, segment in all_segments], name)
+    segments = Entries("segments_info", [segment for _, segment in all_segments], name)
     issues += segments.field_issues(SEGMENT | {"category_id": references["category_id"]})
     seen = set()
     for number, (position, segment) in enumerate(all_segments):
@@ -596,5 +580,5 @@ def object_issues(entries: Sequence[Any], part: str, start: int = 0) -> list[Fil
     return [FileIssue("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]
 
 
-def _file_issue(content: Any, expected: str) -> FileIssue:
+def file_issue(content: Any, expected: str) -> FileIssue:
     return FileIssue("", 0, "the file", "content", f"contains {reprlib.repr(content)}; expected {expected}.")

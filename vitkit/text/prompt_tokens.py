@@ -71,9 +71,8 @@ def split_prompts(prompt: PromptTokens, *, max_tokens: int, max_phrases: int | N
     tokens, phrase_ids, is_word = prompt
     count, capacity = phrase_ids.amax(1, keepdim=True) + 1, max_tokens - 2
     lengths = torch.zeros(len(phrase_ids), int(count.max()) + 1, dtype=torch.int64, device=phrase_ids.device)
-    lengths = lengths.scatter_add_(1, phrase_ids + 1, torch.ones_like(phrase_ids))[
-        :, 1:
-    ]  # of tokens outside of phrases first
+    lengths.scatter_add_(1, phrase_ids + 1, torch.ones_like(phrase_ids))
+    lengths = lengths[:, 1:]  # the first is of tokens outside of phrases
     if (lengths > capacity).any():
         _, phrase = (lengths > capacity).nonzero()[0].tolist()
         raise DataError(

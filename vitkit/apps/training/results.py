@@ -19,13 +19,14 @@ from vitkit.evaluation.base import read_results
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.text import TextEvaluator
-from vitkit.io.coco_schema import classification_issues, raise_issues, sentence_issues
+from vitkit.io.coco_schema import Entries, Field, FileIssue, file_issue, object_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import object_area
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS
+from vitkit.text_format import is_name
 from vitkit.weights.download import file_digest
 from vitkit.weights.locate import RUN_CONFIG, Located
 
@@ -131,7 +132,7 @@ def score_file(
     results = Path(results)
     content = read_results(results)
     if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
-        raise_issues(classification_issues(content), results.name)
+        raise_issues(_classification_issues(content), results.name)
         evaluator = ClassificationEvaluator(_Classified(content))
         evaluator.load_results(results)
     elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
@@ -153,6 +154,22 @@ def score_file(
         )
     evaluator.compute()
     return ScoredResults(results.stem, evaluator, None, None)
+
+
+def _classification_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+    """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
+    classes, images = content["classes"], content["images"]
+    if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
+        return [file_issue(classes, "a list of the names of classes under 'classes'")]
+    if len(set(classes)) < len(classes):
+        return [file_issue(classes, "different names under 'classes'")]
+    if not isinstance(images, list) or not images:
+        return [file_issue(images, "a list of images that is not empty under 'images'")]
+    if no_objects := object_issues(images, "images"):
+        return no_objects
+    entries = Entries("images", images, "entry {}".format)
+    image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
+    return [*entries.field_issues({"image_id": image_id}), *entries.find_repeated("image_id")]
 
 
 def score_with_config(
