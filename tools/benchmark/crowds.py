@@ -50,7 +50,7 @@ PEERS: dict[str, dict[str, Callable[..., Contestant]]] = {
     "rfdetr": {"RF-DETR-N": official_rf_detr},
 }
 """Package -> its models by the names of `MODELS`."""
-COUNTS = (0, 20, 100, 500, 2000)
+COUNTS = (0, 20, 100, 500, 1000, 2000)
 REFERENCE = 20
 
 
