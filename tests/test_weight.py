@@ -67,10 +67,10 @@ def files_behind(*modules: str) -> set[str]:
     ("modules", "most_files", "most_lines"),
     [
         (["backbones.resnet"], 12, 2_570),
-        (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 25, 4_672),
-        (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_704),
-        (["data.datasets.coco"], 25, 5_716),
-        (["engine.trainer"], 93, 17_911),
+        (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 25, 4_677),
+        (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_709),
+        (["data.datasets.coco"], 25, 5_721),
+        (["engine.trainer"], 93, 17_916),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -88,7 +88,7 @@ def test_core_has_few_lines():
     # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68),
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_862
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_864
 
 
 def test_contracts_are_few():

@@ -165,7 +165,7 @@ def test_installed_modules_need_trust_too(tmp_path):
 @pytest.mark.parametrize(
     "author", ["/home/author/code/evil.py", "C:\\Users\\author\\evil.py", "/root/x/" + "y" * 300 + "/evil.py"]
 )
-def test_code_that_was_elsewhere_on_its_authors_machine_is_found_beside_the_weights(stranger, author):
+def test_code_that_was_elsewhere_on_its_authors_machine_is_found_beside_the_weights(stranger, author, tmp_path):
     saved = stranger / "config.json"
     saved.write_text(json.dumps({**json.loads(saved.read_text()), "imports": [author]}))
     with pytest.raises(ConfigError, match=r"imports\.0: .*/stranger/evil\.py \("):
@@ -174,8 +174,10 @@ def test_code_that_was_elsewhere_on_its_authors_machine_is_found_beside_the_weig
     assert load_config(saved, trust=True)["imports"] == [str(stranger / "evil.py")]
     assert times_run(stranger) == 1
     (stranger / "evil.py").unlink()
+    photo = tmp_path / "a.png"
+    photo.touch()
     with pytest.raises(SystemExit) as caught:
-        predict.main([str(stranger), "--input", "a.png"])
+        predict.main([str(stranger), "--input", str(photo)])
     message = str(caught.value.code)
     assert "Ask its author for evil.py" in message and "ONNX file" in message and str(stranger) in message
     assert "\n" not in message

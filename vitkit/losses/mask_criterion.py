@@ -12,7 +12,8 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
 from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedCriterion, SetLayers
-from vitkit.ops.masks import choose_uncertain_points, pad_masks, rows_at_once, sample_masks, sample_points
+from vitkit.ops.boxes import rows_at_once
+from vitkit.ops.masks import choose_uncertain_points, pad_masks, sample_masks, sample_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 

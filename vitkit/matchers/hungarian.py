@@ -12,8 +12,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.matchers.base import LayersOfSet, Matcher
-from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
-from vitkit.ops.masks import rows_at_once
+from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou, rows_at_once
 from vitkit.registry import MATCHERS, nearest
 from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
 

@@ -109,3 +109,8 @@ def _area(top_left: Tensor, bottom_right: Tensor) -> Tensor:
 def _divide(part: Tensor, area: Tensor) -> Tensor:
     """Return `part / area`, and 0 where the area is 0: neither the value nor its gradient may be NaN."""
     return part / area.masked_fill(area == 0, 1)
+
+
+def rows_at_once(num_values: int, device: torch.device) -> int:
+    """Return how many rows of `num_values` a tensor should have: few enough for a CPU's cache, enough for a GPU."""
+    return max(1, (1 << 24 if device.type == "cuda" else 1 << 18) // max(1, num_values))

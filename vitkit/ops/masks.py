@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.ops.boxes import rows_at_once
+
 
 def sample_points(maps: Tensor, points: Tensor, *, mode: str = "bilinear", padding_mode: str = "zeros") -> Tensor:
     """Sample maps at points, by default bilinearly; maps are 0 outside.
@@ -106,11 +108,6 @@ def sample_masks(
         maps = masks[part if index is None else index[part]][:, None].to(points.dtype)
         values[part] = F.grid_sample(maps, grid[part], mode=mode, align_corners=False)[:, 0, 0]
     return values
-
-
-def rows_at_once(num_values: int, device: torch.device) -> int:
-    """Return how many rows of `num_values` a tensor should have: few enough for a CPU's cache, enough for a GPU."""
-    return max(1, (1 << 24 if device.type == "cuda" else 1 << 18) // max(1, num_values))
 
 
 def pixels_inside(boxes_xyxy: Tensor, size: Sequence[int]) -> Tensor:
