@@ -395,6 +395,7 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
     figures = {"bbox/AP": 0.001, "bbox/AP50": 0.9}
     trained = {"config": "stub.py", "dataset": "drawn", "measured": figures, "processor_minutes": 3.5}
     trained["splits"] = {"test": {"images": "{root}/train2017", "annotations": TRAINING}}
+    trained["settable"] = ["data.val.bad_boxes"]
     write_zoo("trained", {"own/stub": trained, "foreign": {**trained, "requires": "model.backbone.pretrained"}})
     assert (
         "own/stub: its weights are not published. vitkit reproduce own/stub --train trains them, 3.5 minutes of"
@@ -412,8 +413,10 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
     assert record.metrics["bbox/AP"] == pytest.approx(
         vitkit.test("records/own-stub.run", device="cpu").metrics["bbox/AP"]
     )
-    run("own/stub", "--train", "--split", "test")  # the same weights, on data for which no figure is stated
+    # The same weights, on data for which no figure is stated, and that may need a setting.
+    run("own/stub", "--train", "--split", "test", "data.val.bad_boxes=drop")
     test = read_record("records/own-stub-test.json")
+    assert test.command.startswith("vitkit reproduce own/stub --train --split test data.val.bad_boxes=drop")
     assert test.weights == record.weights and test.num_samples == 1
     assert [(each.published, each.difference, each.agrees) for each in test.figures] == [(None, None, None)] * 2
     assert "| `own/stub` | drawn test, 1 | bbox/AP: " in test.line() and "| none published |" in test.line()

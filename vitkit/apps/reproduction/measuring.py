@@ -259,7 +259,8 @@ def _measure(
         result = evaluate_model(config, weights, rank_device, split=split, prediction_files=files, num_samples=images)
         seconds = time.monotonic() - started
         with failing_together():
-            record = _record(stated, config, weights, data, result, rank_device, images) if is_main() else None
+            command = command_of(stated, split, images, config["data"].get("root"), settings)
+            record = _record(stated, command, config, weights, data, result, rank_device, images) if is_main() else None
             if record is not None:
                 record.timing.update(
                     date=datetime.date.today().isoformat(),
@@ -304,6 +305,7 @@ def _train(config: Config, folder: Path, device: str | None) -> None:
 
 def _record(
     stated: Stated,
+    command: str,
     config: Config,
     weights: Located,
     data: dict[str, Any],
@@ -321,7 +323,7 @@ def _record(
     path = Path(weights.path)
     return Record(
         name=stated.name,
-        command=command_of(stated, data["split"], images, config["data"].get("root")),
+        command=command,
         source=stated.entry.get("published_in", "model_zoo/README.md, measured by vitkit test"),
         figures=figures,
         not_measured=others,
@@ -336,13 +338,15 @@ def _record(
     )
 
 
-def command_of(stated: Stated, split: Split, images: int | None, root: str | None) -> str:
+def command_of(stated: Stated, split: Split, images: int | None, root: str | None, settings: Sequence[str] = ()) -> str:
     """Return the command that measures a model; DIR stands for the folder of its data."""
+    settable = stated.entry.get("settable", ())
     words = ["vitkit reproduce", stated.name]
     words += ["--train"] * stated.is_trained_first
     words += [f"--split {split}"] * (split != "val")
     words += [f"--images {images}"] * (images is not None)
     words += [f"{stated.entry.get('requires')}=FILE"] * ("requires" in stated.entry)
+    words += [setting for setting in settings if setting.partition("=")[0] in settable]
     return " ".join([*words, *["data.root=DIR"] * (root is not None)])
 
 
