@@ -3,8 +3,9 @@
 A ResNet-18 up to stride 8 from random weights, two encoder layers and three decoder layers on its last map.
 
 Run:  python tools/train.py configs/quickstart/maskformer_semantic.py
-Here: mIoU 0.881 and pixel accuracy 0.979 for seed 42; 8 min 10 s on 2 cores of an Intel Xeon. With the paper's weight
-      of 1 for labels, mIoU 0.509 after as many steps and 0.918 after 4800 (those before optimizers were fused).
+Here: mIoU 0.899 and pixel accuracy 0.985 for seed 42; 14 processor minutes of an AMD EPYC with AVX-512. An earlier
+      version reached mIoU 0.881, and with the paper's weight of 1 for labels 0.509 after as many steps and 0.918 after
+      4800.
 """
 
 from vitkit.configs.quickstart.mask2former_instance import config as mask2former_instance
