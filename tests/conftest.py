@@ -41,7 +41,7 @@ LONGEST = (
 
 
 def pytest_configure(config):
-    if hasattr(config.option, "loadscopereorder"):  # pytest-xdist's order, by numbers of tests
+    if config.pluginmanager.hasplugin("xdist"):  # whose order is by numbers of tests
         config.option.loadscopereorder = False
     if "VITKIT_TEST_DEVICE" in os.environ:  # before the tests import what it replaces
         from helpers import on_device

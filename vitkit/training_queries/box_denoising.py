@@ -34,7 +34,7 @@ class Noise(NamedTuple):
 
 
 class Denoising(nn.Module):
-    """Base of queries from noised targets, which take no boxes that a head selects."""
+    """Base of denoising queries, which are noised targets and take no proposals."""
 
     key = "denoising"
     num_selected = 0
