@@ -88,7 +88,7 @@ def test_core_has_few_lines():
     # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68),
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_864
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_877
 
 
 def test_contracts_are_few():

@@ -90,7 +90,8 @@ def sample_masks(
 ) -> Tensor:
     """Sample an unpadded image's masks (T, H, W) bool at points of the padded one, 0 in the padding.
 
-    Few masks at a time are converted to floating-point numbers, as those of a crowd would take gigabytes.
+    Few masks at a time are converted to floating-point numbers, and none for the nearest pixels: a crowd's would take
+    gigabytes.
 
     Args:
         points: (N, P, 2), or (1, P, 2) for all masks.
@@ -101,13 +102,25 @@ def sample_masks(
     """
     rows = len(masks) if index is None else len(index)
     grid = (2 * unpad_points(points, input_size, masks.shape[-2:]) - 1)[:, None].expand(rows, -1, -1, -1)
+    if mode == "nearest":
+        return _read_nearest(grid[:, 0], masks, index).to(points.dtype)
     values = points.new_empty(rows, points.shape[1])
     step = rows_at_once(masks.shape[1:].numel(), masks.device)
     for start in range(0, rows, step):
         part = slice(start, start + step)
         maps = masks[part if index is None else index[part]][:, None].to(points.dtype)
-        values[part] = F.grid_sample(maps, grid[part], mode=mode, align_corners=False)[:, 0, 0]
+        values[part] = F.grid_sample(maps, grid[part], align_corners=False)[:, 0, 0]
     return values
+
+
+def _read_nearest(grid: Tensor, masks: Tensor, index: Tensor | None) -> Tensor:
+    """Read the pixels of masks (T, H, W) at a grid (N, P, 2) of `grid_sample`, (N, P) bool; False outside."""
+    count, height, width = masks.shape
+    x, y = ((((along + 1) * side - 1) / 2).round() for along, side in zip(grid.unbind(-1), (width, height)))
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    rows = torch.arange(count, device=masks.device) if index is None else index
+    pixels = (rows[:, None] * height + y.where(inside, 0).long()) * width + x.where(inside, 0).long()
+    return masks.flatten().index_select(0, pixels.flatten()).view(inside.shape) & inside
 
 
 def pixels_inside(boxes_xyxy: Tensor, size: Sequence[int]) -> Tensor:
