@@ -88,7 +88,7 @@ SWIN: list[Rule] = [
 
 
 def channel_mapper(norm: str = "gn", *, has_biases: bool = False) -> Custom:
-    """Return the rule of the neck (`ChannelMapper`): `convs` project the backbone's maps, `extra_convs` make the extra levels.
+    """Return the rule of the neck (`ChannelMapper`): `convs` project its inputs, `extra_convs` make the extra levels.
 
     Args:
         norm: their name of a convolution's norm.
