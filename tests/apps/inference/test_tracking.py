@@ -58,7 +58,7 @@ def libraries(request, monkeypatch):
 
 
 def test_an_object_keeps_its_number_through_a_video(libraries, capsys):
-    tracking = README.read_text(encoding="utf-8").partition("## Objects over the frames of a video")[2]
+    tracking = README.read_text(encoding="utf-8").partition("## Track objects in a video")[2]
     code = re.search(r"```python\n(.*?)```", tracking, re.S)[1]
     assert len([line for line in code.splitlines() if line]) == 5
     tracked = []
