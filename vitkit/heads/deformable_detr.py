@@ -236,9 +236,6 @@ class EncoderProposals(nn.Module):
             "name": "enc",
             "pred_logits": logits,  # (B, S, num_classes)
             "pred_boxes": box_logits.sigmoid(),  # (B, S, 4)
-            "aux_outputs": [],
-            "matches": None,
-            "repeats": 1,
             "class_agnostic": True,
         }
         return proposals, gather_rows(box_logits.detach(), best).sigmoid()

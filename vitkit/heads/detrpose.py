@@ -217,10 +217,6 @@ class KeypointSelection(nn.Module):
             "name": "enc",
             "pred_logits": logits,  # (B, Q, num_classes)
             "pred_keypoints": points,  # (B, Q, K, 2)
-            "aux_outputs": [],
-            "matches": None,
-            "repeats": 1,
-            "class_agnostic": False,
         }
         return selection, points.detach()
 

@@ -378,10 +378,6 @@ class GroupSelection(nn.Module):
             "states": states,  # (B, Q, d_model)
             "pred_logits": logits,  # (B, Q, num_classes)
             "pred_boxes": boxes,  # (B, Q, 4)
-            "aux_outputs": [],
-            "matches": None,
-            "repeats": 1,
-            "class_agnostic": False,
         }
         return selection, boxes.detach()
 

@@ -305,7 +305,6 @@ def _with_outputs(
         "name": query_set["name"],
         "matches": query_set.get("matches"),
         "repeats": query_set.get("repeats", 1),
-        "class_agnostic": False,
     }
 
 
