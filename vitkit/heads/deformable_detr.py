@@ -11,7 +11,6 @@ from vitkit.nn.deformable_transformer import (
     DeformableDecoderLayer,
     DeformableEncoder,
     Levels,
-    anchor_boxes,
     check_locations,
     flatten_levels,
     gather_rows,
@@ -21,6 +20,7 @@ from vitkit.nn.deformable_transformer import (
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
+from vitkit.nn.query_selection import usable_locations
 from vitkit.registry import HEADS, Spec
 from vitkit.structures import FeatureInfo
 
@@ -226,11 +226,10 @@ class EncoderProposals(nn.Module):
             DataError: there are fewer locations than queries.
         """
         check_locations("two-stage Deformable DETR", levels, num_queries)
-        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
-        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
+        memory, anchor_logits = usable_locations(memory, levels)
+        x = self.enc_output_norm(self.enc_output(memory))
         logits = self.class_embed(x)
-        # An unusable location stays at infinity: its box is the constant 1, without gradient.
-        box_logits = self.bbox_embed(x).float() + torch.logit(anchors).masked_fill(unusable, torch.inf)
+        box_logits = self.bbox_embed(x).float() + anchor_logits
         best = logits[..., 0].topk(num_queries, dim=1).indices
         proposals = {
             "name": "enc",

@@ -209,7 +209,7 @@ class KeypointSelection(nn.Module):
         if levels.padding_mask is not None:
             unusable = unusable | levels.padding_mask[..., None]
         memory = levels.tokens.masked_fill(unusable, 0)
-        content, logits, best = select_locations(self, memory, levels, num_queries)
+        content, logits, best = select_locations(self, memory, levels.padding_mask, num_queries)
         # Unlike boxes in D-FINE, keypoints of unusable locations are around them.
         anchors = torch.logit(gather_rows(centers, best), eps=1e-6)
         points = (self.keypoint_embed(content).float().unflatten(-1, (-1, 2)) + anchors[:, :, None]).sigmoid()

@@ -19,10 +19,12 @@ from vitkit.nn.deformable_transformer import (
     gather_rows,
     in_padded_maps,
     init_deformable,
+    unpadded_fractions,
 )
 from vitkit.nn.detection import box_head, check_channels, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
+from vitkit.nn.query_selection import select_locations
 from vitkit.ops.keypoints import KEYPOINT_MAP
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
@@ -148,7 +150,9 @@ class RFDETRHead(QueryHead):
         levels = flatten_levels({name: features[name] for name in self.box_maps}, None, padding_mask)
         if padding_mask is not None:
             *others, _ = levels
-            levels = Levels(*others, valid_ratios=unpadded_fractions(padding_mask, len(levels.shapes)))
+            # Of pixels rather than of a map's locations, the last of which may extend beyond an image of any size.
+            fractions = unpadded_fractions(padding_mask)[:, None].expand(-1, len(levels.shapes), -1)
+            levels = Levels(*others, valid_ratios=fractions)
         memory = levels.tokens  # (B, S, d_model)
         stages = [self.proposals, *([] if added is None else added.proposals)]
         selections, boxes = zip(*(stage(memory, levels, self.num_queries) for stage in stages))
@@ -359,19 +363,10 @@ class GroupSelection(nn.Module):
         """
         check_locations("RF-DETR", levels, num_queries)
         anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
-        anchors = anchors.masked_fill(unusable, 0)
+        anchors = anchors.masked_fill(unusable, 0)  # their boxes have size 0
         memory = memory.masked_fill(unusable, 0)
-        states = self.enc_output_norm(self.enc_output(memory))
-        logits = self.class_embed(states)
-        # Unusable locations are selected only if there are too few others; their boxes have size 0.
-        best = logits.amax(-1).masked_fill(unusable[..., 0], -torch.inf).topk(num_queries, dim=1).indices
+        states, logits, best = select_locations(self, memory, unusable[..., 0], num_queries)
         # Only the selected locations have a loss, so the boxes of others need not be computed.
-        if torch.is_grad_enabled():
-            # Computed again for them alone, so that nothing is stored for the others, whose gradient is zero.
-            states = self.enc_output_norm(self.enc_output(gather_rows(memory, best)))
-            logits = self.class_embed(states)
-        else:
-            states, logits = gather_rows(states, best), gather_rows(logits, best)
         boxes = refine_boxes(gather_rows(anchors, best), self.bbox_embed(states))
         selection = {
             "name": "enc",
@@ -381,15 +376,9 @@ class GroupSelection(nn.Module):
         }
         return selection, boxes.detach()
 
-
-def unpadded_fractions(padding_mask: Tensor, num_levels: int) -> Tensor:
-    """Return the fractions of width and height that are not padding, as `Levels.valid_ratios`, (B, num_levels, 2).
-
-    They count pixels rather than a map's locations, the last of which may extend beyond an image of any size.
-    """
-    sides = (padding_mask[:, 0], padding_mask[:, :, 0])
-    fractions = [(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides]
-    return torch.stack(fractions, dim=-1)[:, None].expand(-1, num_levels, -1)
+    def contents(self, memory: Tensor) -> Tensor:
+        """(B, N, d_model) -> the same."""
+        return self.enc_output_norm(self.enc_output(memory))
 
 
 def refine_boxes(boxes: Tensor, deltas: Tensor) -> Tensor:

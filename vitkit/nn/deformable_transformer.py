@@ -89,7 +89,7 @@ def flatten_levels(
         ]
         codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
         positions = torch.cat(encodings, dim=1).to(maps[0].dtype) + torch.cat(codes)
-    ratios = [_valid_ratio(mask) for mask in masks if mask is not None]
+    ratios = [unpadded_fractions(mask) for mask in masks if mask is not None]
     return Levels(
         tokens=torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1),
         positions=positions,
@@ -99,7 +99,7 @@ def flatten_levels(
     )
 
 
-def _valid_ratio(mask: Tensor) -> Tensor:
+def unpadded_fractions(mask: Tensor) -> Tensor:
     """Return the unpadded fraction of width and height, by the first row and column: (B, H, W) bool -> (B, 2)."""
     # An image that is all padding counts as one pixel, to avoid a division by 0.
     sides = (mask[:, 0, :], mask[:, :, 0])

@@ -57,7 +57,8 @@ class LocationSelection(nn.Module):
         """
         check_locations(self.owner, levels, num_queries)
         memory, anchor_logits = usable_locations(memory, levels)
-        content, logits, best = select_locations(self, memory, levels, num_queries)
+        # The originals have no padding. All its locations have one score, which may be the highest.
+        content, logits, best = select_locations(self, memory, levels.padding_mask, num_queries)
         boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
         selection = {
             "name": "enc",
@@ -71,14 +72,20 @@ class LocationSelection(nn.Module):
         return self.enc_output_norm(self.enc_output(memory)) if self.projects else memory
 
 
-def select_locations(stage: nn.Module, memory: Tensor, levels: Levels, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a stage's contents, class logits and indices of the best locations, (B, count, ...), padding the last."""
+def select_locations(
+    stage: nn.Module, memory: Tensor, unusable: Tensor | None, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a stage's contents, class logits and indices of the locations with the highest logits, (B, count, ...).
+
+    Args:
+        memory: (B, S, d_model).
+        unusable: (B, S) bool, locations that are selected only if there are too few others; None: there are none.
+    """
     contents = stage.contents(memory)  # (B, S, d_model)
     logits = stage.class_embed(contents)
     scores = logits.amax(-1)
-    if levels.padding_mask is not None:
-        # The originals have no padding. All its locations have one score, which may be the highest.
-        scores = scores.masked_fill(levels.padding_mask, -torch.inf)
+    if unusable is not None:
+        scores = scores.masked_fill(unusable, -torch.inf)
     best = scores.topk(count, dim=1).indices
     if not torch.is_grad_enabled():
         return gather_rows(contents, best), gather_rows(logits, best), best
