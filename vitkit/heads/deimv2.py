@@ -21,7 +21,7 @@ from vitkit.heads.dfine import (
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
-from vitkit.nn.detection import box_head, boxes_around, class_head
+from vitkit.nn.detection import box_head, boxes_around, check_at_least_1, class_head
 from vitkit.nn.layers import MLP, SwiGLU, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
@@ -83,10 +83,7 @@ class DEIMv2Head(QueryHead):
         masks: Spec | None = None,
     ):
         super().__init__()
-        if num_queries < 1 or num_decoder_layers < 1:
-            raise ConfigError(
-                f"DEIMv2Head: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
-            )
+        check_at_least_1("DEIMv2Head", num_queries=num_queries, num_decoder_layers=num_decoder_layers)
         make_layer = _layers_of(layer, d_ffn, gate=gate, activation=activation)
         self.d_model, self.num_queries, self.up = d_model, num_queries, up
         self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in feature_info.values())

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
 from vitkit.heads.dfine import MAX_FLOAT16, Gate, map_projection
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
@@ -20,7 +19,7 @@ from vitkit.nn.deformable_transformer import (
     in_padded_maps,
     init_deformable,
 )
-from vitkit.nn.detection import box_head, class_head
+from vitkit.nn.detection import box_head, check_at_least_1, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
@@ -82,11 +81,8 @@ class DETRPoseHead(QueryHead):
         keeps_positions: bool = True,
     ):
         super().__init__()
-        if min(num_queries, num_keypoints, num_decoder_layers) < 1:
-            raise ConfigError(
-                f"DETRPoseHead: num_queries={num_queries}, num_keypoints={num_keypoints}, "
-                f"num_decoder_layers={num_decoder_layers}: expected at least 1."
-            )
+        numbers = dict(num_queries=num_queries, num_keypoints=num_keypoints, num_decoder_layers=num_decoder_layers)
+        check_at_least_1("DETRPoseHead", **numbers)
         self.d_model, self.num_queries, self.num_keypoints, self.up = d_model, num_queries, num_keypoints, up
         # For the noise of denoising; the model sets those of its data.
         self.register_buffer("keypoint_sigmas", sigmas_of_keypoints(num_keypoints, None), persistent=False)

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
-from vitkit.nn.detection import box_head, boxes_around, class_head
+from vitkit.nn.detection import box_head, boxes_around, check_at_least_1, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
@@ -67,10 +66,7 @@ class DFINEHead(QueryHead):
         masks: Spec | None = None,
     ):
         super().__init__()
-        if num_queries < 1 or num_decoder_layers < 1:
-            raise ConfigError(
-                f"DFINEHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
-            )
+        check_at_least_1("DFINEHead", num_queries=num_queries, num_decoder_layers=num_decoder_layers)
         self.d_model, self.num_queries, self.up = d_model, num_queries, up
         attended = {name: info for name, info in feature_info.items() if name != FINER}
         self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in attended.values())

@@ -21,7 +21,7 @@ from vitkit.nn.deformable_transformer import (
     init_deformable,
     unpadded_fractions,
 )
-from vitkit.nn.detection import box_head, check_channels, class_head
+from vitkit.nn.detection import box_head, check_at_least_1, check_channels, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import select_locations
@@ -82,10 +82,7 @@ class RFDETRHead(QueryHead):
     ):
         super().__init__()
         check_channels("RFDETRHead", feature_info, d_model)
-        if num_queries < 1 or num_decoder_layers < 1:
-            raise ConfigError(
-                f"RFDETRHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
-            )
+        check_at_least_1("RFDETRHead", num_queries=num_queries, num_decoder_layers=num_decoder_layers)
         self.d_model, self.num_classes, self.num_queries = d_model, num_classes, num_queries
         self.learned_channels = 4 + d_model
         self.has_keypoints = num_keypoints is not None

@@ -33,6 +33,13 @@ def check_features(owner: str, names: Iterable[str], feature_info: Mapping[str, 
             raise ConfigError(f"{owner}: the backbone has no feature {name!r}. {nearest(name, feature_info)}")
 
 
+def check_at_least_1(owner: str, **numbers: int) -> None:
+    """Raise ConfigError if one of a head's numbers of queries, layers or keypoints is below 1."""
+    if min(numbers.values()) < 1:
+        stated = ", ".join(f"{name}={number}" for name, number in numbers.items())
+        raise ConfigError(f"{owner}: {stated}: expected at least 1.")
+
+
 def class_head(d_model: int, num_classes: int) -> nn.Linear:
     """Return a linear layer to class logits, biased to `PRIOR_PROBABILITY`."""
     head = Linear(d_model, num_classes)
