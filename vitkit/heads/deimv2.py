@@ -88,19 +88,12 @@ class DEIMv2Head(QueryHead):
         self.d_model, self.num_queries, self.up = d_model, num_queries, up
         self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in feature_info.values())
         self.proposals = LocationSelection("DEIMv2", d_model, num_classes, activation=activation, projects=False)
-        layers = [
-            make_layer(
-                d_model, len(feature_info), num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout
-            )
-            for _ in range(num_decoder_layers)
-        ]
+        sizes = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
+        layers = [make_layer(d_model, len(feature_info), **sizes) for _ in range(num_decoder_layers)]
+        bins = distance_bins(reg_max, reg_scale, up)
+        num_box_heads = 1 if shared_box_head else num_decoder_layers
         self.decoder = DEIMv2Decoder(
-            layers,
-            d_model,
-            distance_bins(reg_max, reg_scale, up),
-            reg_scale,
-            num_box_heads=1 if shared_box_head else num_decoder_layers,
-            activation=activation,
+            layers, d_model, bins, reg_scale, num_box_heads=num_box_heads, activation=activation
         )
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
         self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)

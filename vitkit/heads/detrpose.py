@@ -92,16 +92,9 @@ class DETRPoseHead(QueryHead):
         self.keypoint_embed = nn.Embedding(num_keypoints, d_model)
         self.query_embed = nn.Embedding(num_queries, d_model)
         init_xavier(self.instance_embed, self.keypoint_embed, self.query_embed)
+        layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
         layers = [
-            DETRPoseDecoderLayer(
-                d_model,
-                len(feature_info),
-                num_heads=num_heads,
-                num_points=num_points,
-                d_ffn=d_ffn,
-                dropout=dropout,
-                keeps_positions=keeps_positions,
-            )
+            DETRPoseDecoderLayer(d_model, len(feature_info), **layer, keeps_positions=keeps_positions)
             for _ in range(num_decoder_layers)
         ]
         bins = distance_bins(reg_max, reg_scale, up)

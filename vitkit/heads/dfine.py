@@ -71,18 +71,8 @@ class DFINEHead(QueryHead):
         attended = {name: info for name, info in feature_info.items() if name != FINER}
         self.input_proj = nn.ModuleList(map_projection(info.channels, d_model) for info in attended.values())
         self.proposals = LocationSelection("D-FINE", d_model, num_classes, activation=activation)
-        layers = [
-            DFINEDecoderLayer(
-                d_model,
-                len(attended),
-                num_heads=num_heads,
-                num_points=num_points,
-                d_ffn=d_ffn,
-                dropout=dropout,
-                activation=activation,
-            )
-            for _ in range(num_decoder_layers)
-        ]
+        layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout, activation=activation)
+        layers = [DFINEDecoderLayer(d_model, len(attended), **layer) for _ in range(num_decoder_layers)]
         bins = distance_bins(reg_max, reg_scale, up)
         self.decoder = DFINEDecoder(layers, d_model, bins, reg_scale, activation=activation)
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)

@@ -91,18 +91,9 @@ class RFDETRHead(QueryHead):
         self.box_maps = [name for name in feature_info if not self.has_keypoints or name != KEYPOINT_MAP]
         self.proposals = self.make_proposals()
         self.query_embed = self.learned_vectors(num_queries)
-        layers = [
-            RFDETRDecoderLayer(
-                d_model,
-                len(self.box_maps),
-                num_heads=num_heads,
-                num_cross_heads=num_cross_heads,
-                num_points=num_points,
-                d_ffn=d_ffn,
-                dropout=dropout,
-            )
-            for _ in range(num_decoder_layers)
-        ]
+        num_levels = len(self.box_maps)
+        layer = dict(num_heads=num_heads, num_cross_heads=num_cross_heads, num_points=num_points, dropout=dropout)
+        layers = [RFDETRDecoderLayer(d_model, num_levels, **layer, d_ffn=d_ffn) for _ in range(num_decoder_layers)]
         self.decoder = RFDETRDecoder(layers, d_model)
         self.class_embed = class_head(d_model, num_classes)
         self.bbox_embed = box_head(d_model)
@@ -113,17 +104,9 @@ class RFDETRHead(QueryHead):
         if num_keypoints is not None:
             from vitkit.nn.query_keypoints import QueryKeypoints  # heads without keypoints never import it
 
+            sizes = dict(num_layers=num_decoder_layers, num_levels=num_levels)
             self.keypoint_head = QueryKeypoints(
-                d_model,
-                num_classes,
-                num_keypoints,
-                classes=keypoint_classes,
-                num_layers=num_decoder_layers,
-                num_levels=len(self.box_maps),
-                num_heads=num_heads,
-                num_cross_heads=num_cross_heads,
-                num_points=num_points,
-                dropout=dropout,
+                d_model, num_classes, num_keypoints, classes=keypoint_classes, **sizes, **layer
             )
             self.query_outputs = (*self.query_outputs, "pred_keypoints")
             self.shared_outputs = (*self.shared_outputs, "keypoint_groups")
