@@ -86,8 +86,7 @@ class BlockMasks(nn.Module):
         """
         x = self.input_proj(next(iter(features.values())))
         height, width = x.shape[-2:]
-        size = (self.scale * height, self.scale * width)
-        x = F.interpolate(extend_edges(x, padding_mask), size=size, mode="bilinear", align_corners=False)
+        x = _resize(x, (self.scale * height, self.scale * width), padding_mask)
         if self.one_block and not self.training:
             return [*({} for _ in states[1:]), self._factors(_with_ones(self.blocks[0](x, padding_mask)), states[-1])]
         factors = []
