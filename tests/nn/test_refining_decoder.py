@@ -7,6 +7,7 @@ from torch import nn
 
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
+from vitkit.nn.deformable_transformer import Levels
 from vitkit.nn.queries import Queries
 from vitkit.nn.refining_decoder import RefiningDecoder
 
@@ -18,10 +19,7 @@ class Nothing(nn.Module):
         return x
 
 
-class OneImage:
-    """Levels of one image without padding."""
-
-    shapes, padding_mask, valid_ratios = [(1, 1)], None, torch.ones(1, 1, 2)
+ONE_IMAGE = Levels(torch.zeros(1, 1, 8), None, [(1, 1)], padding_mask=None, valid_ratios=torch.ones(1, 1, 2))
 
 
 @pytest.mark.parametrize(("eps", "predicted"), [(1e-3, 1e-3), (1e-5, 1e-4)])
@@ -30,7 +28,7 @@ def test_boxes_at_the_border_are_clamped_by_their_own_eps(eps, predicted):
     for parameter in decoder.bbox_embed.parameters():
         nn.init.zeros_(parameter)  # no refinement: a box is what its reference is clamped to
     references = torch.tensor([[[1e-4, 0.5, 0.3, 0.2]]])
-    first, second = decoder(Queries(torch.randn(1, 1, 8), references=references), torch.zeros(1, 1, 8), OneImage())
+    first, second = decoder(Queries(torch.randn(1, 1, 8), references=references), ONE_IMAGE.tokens, ONE_IMAGE)
     assert first[2][0, 0].tolist() == pytest.approx([predicted, 0.5, 0.3, 0.2], rel=1e-3)
     assert second[1][0, 0].tolist() == pytest.approx([1e-3, 0.5, 0.3, 0.2], rel=1e-3)  # as in both originals
 

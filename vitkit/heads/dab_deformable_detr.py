@@ -13,7 +13,6 @@ from vitkit.nn.deformable_transformer import (
     Levels,
     box_codes,
     flatten_levels,
-    in_padded_maps,
     init_deformable,
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
@@ -130,16 +129,9 @@ class DABDecoder(nn.Module):
         x, references = queries.content, queries.references
         decoded = []
         for layer, bbox_embed in zip(self.layers, self.bbox_embed):
-            reference_points = in_padded_maps(references, levels.valid_ratios)
-            x = layer(
-                x,
-                memory,
-                positions=self.ref_point_head(box_codes(reference_points, x.shape[-1]).to(x.dtype)),
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=reference_points,
-                bias=queries.bias,
-            )
+            around = levels.around(references)
+            positions = self.ref_point_head(box_codes(around["reference_points"], x.shape[-1]).to(x.dtype))
+            x = layer(x, memory, positions=positions, bias=queries.bias, **around)
             boxes = boxes_around(references, bbox_embed(x))
             decoded.append((x, references, boxes))
             references = boxes.detach()

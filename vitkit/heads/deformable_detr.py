@@ -14,7 +14,6 @@ from vitkit.nn.deformable_transformer import (
     check_locations,
     flatten_levels,
     gather_rows,
-    in_padded_maps,
     init_deformable,
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
@@ -184,15 +183,7 @@ class DeformableDecoder(nn.Module):
         x, references = queries.content, queries.references
         decoded = []
         for i, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                memory,
-                positions=queries.positions,
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=in_padded_maps(references, levels.valid_ratios),
-                bias=queries.bias,
-            )
+            x = layer(x, memory, positions=queries.positions, bias=queries.bias, **levels.around(references))
             boxes = boxes_around(references, self.bbox_embed[i % len(self.bbox_embed)](x))
             decoded.append(DecodedLayer(x, references, boxes))
             if self.refine_boxes:

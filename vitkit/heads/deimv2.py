@@ -20,7 +20,7 @@ from vitkit.heads.dfine import (
 )
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
+from vitkit.nn.deformable_transformer import Levels, flatten_levels
 from vitkit.nn.detection import box_head, boxes_around, check_at_least_1, class_head
 from vitkit.nn.layers import MLP, SwiGLU, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
@@ -181,15 +181,7 @@ class DEIMv2Decoder(nn.Module):
         decoded: list[DecodedLayer] = []
         for i, layer in enumerate(self.layers):
             previous = x
-            x = layer(
-                x,
-                levels.tokens,
-                positions=positions,
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=in_padded_maps(references, levels.valid_ratios),
-                bias=queries.bias,
-            )
+            x = layer(x, levels.tokens, positions=positions, bias=queries.bias, **levels.around(references))
             corner_embed = self.corner_embed[min(i, len(self.corner_embed) - 1)]
             if decoded:
                 # The previous layer's states have no gradient from this layer's corners, but its corners do.

@@ -268,15 +268,9 @@ class DETRPoseDecoder(nn.Module):
             previous = x[:, :, 1:].detach()
             if self.keeps_positions:
                 previous = previous + positions.detach()
-            x = layer(
-                x,
-                levels.tokens,
-                positions=F.pad(positions, (0, 0, 1, 0)),  # none for instances
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=in_padded_maps(references.flatten(1, 2), levels.valid_ratios),
-                bias=queries.bias,
-            )
+            positions = F.pad(positions, (0, 0, 1, 0))  # none for instances
+            around = levels.around(references.flatten(1, 2))
+            x = layer(x, levels.tokens, positions=positions, bias=queries.bias, **around)
             states = x[:, :, 1:]
             if decoded:
                 # The previous layer's states have no gradient from this layer's shifts, but its shifts do.

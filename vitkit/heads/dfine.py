@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
+from vitkit.nn.deformable_transformer import Levels, flatten_levels
 from vitkit.nn.detection import box_head, boxes_around, check_at_least_1, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
@@ -203,15 +203,8 @@ class DFINEDecoder(nn.Module):
         decoded: list[DecodedLayer] = []
         for layer, corner_embed in zip(self.layers, self.corner_embed):
             previous = x
-            x = layer(
-                x,
-                levels.tokens,
-                positions=self.query_pos_head(references.to(x.dtype)).clamp(-10, 10),
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=in_padded_maps(references, levels.valid_ratios),
-                bias=queries.bias,
-            )
+            positions = self.query_pos_head(references.to(x.dtype)).clamp(-10, 10)
+            x = layer(x, levels.tokens, positions=positions, bias=queries.bias, **levels.around(references))
             if decoded:
                 # The previous layer's states have no gradient from this layer's corners, but its corners do.
                 corners = corner_embed(x + previous.detach()) + decoded[-1].corners

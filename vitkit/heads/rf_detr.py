@@ -17,7 +17,6 @@ from vitkit.nn.deformable_transformer import (
     check_locations,
     flatten_levels,
     gather_rows,
-    in_padded_maps,
     init_deformable,
     unpadded_fractions,
 )
@@ -219,7 +218,7 @@ class RFDETRDecoder(nn.Module):
             point_map: (B, d_model, h, w), which these attend to, of the memory's size; None: the memory.
         """
         x, states, point_states = queries.content, [], []
-        reference_points = in_padded_maps(queries.references, levels.valid_ratios)
+        around = levels.around(queries.references)
         # The original encodes boxes of padded maps, but makes all images square, without padding. Boxes of the image
         # make results independent of padding.
         codes = box_codes(queries.references[:, :, None], x.shape[-1])
@@ -227,16 +226,7 @@ class RFDETRDecoder(nn.Module):
         points = None if keypoints is None else keypoints.queries(x)
         point_memory = memory if point_map is None else point_map.flatten(2).transpose(1, 2)
         for i, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                memory,
-                positions=positions,
-                reference_points=reference_points,
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                bias=queries.bias,
-                num_parts=queries.num_parts,
-            )
+            x = layer(x, memory, positions=positions, bias=queries.bias, num_parts=queries.num_parts, **around)
             if points is not None:
                 x, points = keypoints.layers[i](
                     x,
@@ -244,10 +234,8 @@ class RFDETRDecoder(nn.Module):
                     point_memory,
                     positions=positions,
                     point_positions=keypoints.positions,
-                    reference_points=reference_points,
-                    shapes=levels.shapes,
-                    padding_mask=levels.padding_mask,
                     bias=keypoints.bias,
+                    **around,
                 )
                 point_states.append(points)
             states.append(self.norm(x))

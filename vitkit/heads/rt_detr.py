@@ -6,13 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.nn.deformable_transformer import (
-    DeformableDecoderLayer,
-    Levels,
-    flatten_levels,
-    in_padded_maps,
-    init_deformable,
-)
+from vitkit.nn.deformable_transformer import DeformableDecoderLayer, Levels, flatten_levels, init_deformable
 from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
@@ -130,15 +124,8 @@ class RTDETRDecoder(nn.Module):
         x, references = queries.content, queries.references
         decoded, predicted_from = [], references
         for layer, bbox_embed in zip(self.layers, self.bbox_embed):
-            x = layer(
-                x,
-                memory,
-                positions=self.query_pos_head(references.to(x.dtype)),
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=in_padded_maps(references, levels.valid_ratios),
-                bias=queries.bias,
-            )
+            positions = self.query_pos_head(references.to(x.dtype))
+            x = layer(x, memory, positions=positions, bias=queries.bias, **levels.around(references))
             deltas = bbox_embed(x)
             decoded.append((x, references, boxes_around(predicted_from, deltas)))
             # With its gradient, the next layer's loss also trains this layer's box.

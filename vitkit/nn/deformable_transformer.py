@@ -59,6 +59,12 @@ class Levels(NamedTuple):
             centers.append(grid.flatten(0, 1) / ratio[:, None])
         return torch.cat(centers, dim=1)
 
+    def around(self, references: Tensor) -> dict[str, Any]:
+        """Return the arguments by which a layer attends to the levels around points or boxes of the unpadded image,
+        (B, L, 2 or 4)."""
+        reference_points = in_padded_maps(references, self.valid_ratios)
+        return dict(reference_points=reference_points, shapes=self.shapes, padding_mask=self.padding_mask)
+
 
 def flatten_levels(
     features: Mapping[str, Tensor],

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from vitkit.nn.deformable_transformer import Levels, box_codes, in_padded_maps
+from vitkit.nn.deformable_transformer import Levels, box_codes
 from vitkit.nn.detection import box_head, boxes_around
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.queries import Queries
@@ -55,17 +55,9 @@ class RefiningDecoder(nn.Module):
         x, references = queries.content, queries.references
         decoded, predicted_from = [], references
         for i, layer in enumerate(self.layers):
-            reference_points = in_padded_maps(references, levels.valid_ratios)
-            x = layer(
-                x,
-                memory,
-                *others,
-                positions=self.ref_point_head(box_codes(reference_points, x.shape[-1]).to(x.dtype)),
-                shapes=levels.shapes,
-                padding_mask=levels.padding_mask,
-                reference_points=reference_points,
-                bias=queries.bias,
-            )
+            around = levels.around(references)
+            positions = self.ref_point_head(box_codes(around["reference_points"], x.shape[-1]).to(x.dtype))
+            x = layer(x, memory, *others, positions=positions, bias=queries.bias, **around)
             states, bbox_embed = self.norm(x), self.bbox_embed[i % len(self.bbox_embed)]
             predicted = boxes_around(predicted_from, bbox_embed(states), eps=self.prediction_eps)
             decoded.append((states, references, predicted))
