@@ -122,16 +122,15 @@ class DeformableDETRHead(QueryHead):
         decoded = self.decoder(queries, memory, levels)
         layers = [
             {
+                # (B, Q, num_classes), one sigmoid per class
                 "pred_logits": self.class_embed[i % len(self.class_embed)](layer.states),
-                "pred_boxes": layer.boxes_cxcywh,
-                "reference_points": layer.references,
+                "pred_boxes": layer.boxes_cxcywh,  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
+                "reference_points": layer.references,  # (B, Q, 2 or 4), what the layer sampled around
             }
             for i, layer in enumerate(decoded)
         ]
         outputs = {
-            "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
-            "reference_points": layers[-1]["reference_points"],  # (B, Q, 2 or 4), what the layer sampled around
+            **layers[-1],
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": first_stage,  # with two stages, the predictions for all locations, (B, S, ...)
         }

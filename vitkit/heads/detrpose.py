@@ -143,10 +143,7 @@ class DETRPoseHead(QueryHead):
             logits = class_embed(layer.instances) + quality_embed(statistics[:, i].to(layer.instances.dtype))
             layers.append(self._predictions(logits, layer.points, layer.references))
         return {
-            "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_keypoints": layers[-1]["pred_keypoints"],  # (B, Q, K, 2) x, y in 0..1 of the unpadded image
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh, around all keypoints
-            "reference_points": layers[-1]["reference_points"],  # (B, Q, 2), the centers that the layer sampled around
+            **layers[-1],
             # First the keypoints without distributions after the first layer, then the same of each layer but the last.
             "aux_outputs": [initial, *layers[:-1]],
             "training_outputs": [selection],  # the predictions at the selected locations, (B, Q, ...)
@@ -161,10 +158,10 @@ class DETRPoseHead(QueryHead):
     @staticmethod
     def _predictions(logits: Tensor, points: Tensor, references: Tensor) -> dict[str, Tensor]:
         return {
-            "pred_logits": logits,
-            "pred_keypoints": points,
-            "pred_boxes": boxes_around_points(points.detach()),
-            "reference_points": references[:, :, 0],
+            "pred_logits": logits,  # (B, Q, num_classes), one sigmoid per class
+            "pred_keypoints": points,  # (B, Q, K, 2) x, y in 0..1 of the unpadded image
+            "pred_boxes": boxes_around_points(points.detach()),  # (B, Q, 4) cxcywh, around all keypoints
+            "reference_points": references[:, :, 0],  # (B, Q, 2), the centers that the layer sampled around
         }
 
 

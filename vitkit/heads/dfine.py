@@ -129,20 +129,18 @@ def refined_outputs(
     }
     layers = [
         {
+            # (B, Q, num_classes), one sigmoid per class
             "pred_logits": class_head(layer.states) + quality_head(layer.corners),
-            "pred_boxes": layer.boxes,
-            "pred_corners": layer.corners,
+            "pred_boxes": layer.boxes,  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
+            "pred_corners": layer.corners,  # (B, Q, 4 * (reg_max + 1)) logits of each edge's bins
+            # (B, Q, 4) cxcywh, from whose edges distances are measured
             "initial_boxes": layer.initial_boxes.detach(),
-            "reference_points": layer.references,
+            "reference_points": layer.references,  # (B, Q, 4), the boxes that the layer sampled in
         }
         for class_head, quality_head, layer in zip(class_heads, quality_heads, decoded)
     ]
     return {
-        "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-        "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
-        "pred_corners": layers[-1]["pred_corners"],  # (B, Q, 4 * (reg_max + 1)) logits of each edge's bins
-        "initial_boxes": layers[-1]["initial_boxes"],  # (B, Q, 4) cxcywh, from whose edges distances are measured
-        "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
+        **layers[-1],
         # First the first layer's own boxes, which have no distributions, then the same of each layer but the last.
         "aux_outputs": [initial, *layers[:-1]],
         "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)

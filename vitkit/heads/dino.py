@@ -112,16 +112,15 @@ class DINOHead(QueryHead):
         decoded = self.decoder(queries, memory, levels)
         layers = [
             {
+                # (B, Q, num_classes), one sigmoid per class
                 "pred_logits": self.class_embed[i % len(self.class_embed)](states),
-                "pred_boxes": boxes,
-                "reference_points": references,
+                "pred_boxes": boxes,  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
+                "reference_points": references,  # (B, Q, 4), the boxes that the layer sampled in
             }
             for i, (states, references, boxes) in enumerate(decoded)
         ]
         outputs = {
-            "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
-            "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
+            **layers[-1],
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }

@@ -151,18 +151,16 @@ class GroundingDINOHead(QueryHead):
         decoded = self.decoder(queries, memory, levels, words, padding_bias(text.padding_mask, words.dtype))
         layers = [
             {
+                # (B, Q, T), one sigmoid per token; -inf for padding
                 "pred_logits": self.class_embed[i % len(self.class_embed)](states, *classes),
-                "pred_boxes": boxes,
-                "reference_points": references,
-                "text_padding": text.padding_mask,
+                "pred_boxes": boxes,  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
+                "reference_points": references,  # (B, Q, 4), the boxes that the layer sampled in
+                "text_padding": text.padding_mask,  # (B, T) bool, True = padding
             }
             for i, (states, references, boxes) in enumerate(decoded)
         ]
         return {
-            "pred_logits": layers[-1]["pred_logits"],  # (B, Q, T), one sigmoid per token; -inf for padding
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
-            "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
-            "text_padding": text.padding_mask,  # (B, T) bool, True = padding
+            **layers[-1],
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             # The encoder's predictions at the selected locations, (B, Q, ...).
             "training_outputs": [selection | {"text_padding": text.padding_mask}],
