@@ -76,13 +76,7 @@ class DABDeformableDETRHead(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
-
-        Args:
-            features: the neck's maps, (B, d_model, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
-        """
+        """Predict a box and class logits per query, from the neck's maps (B, d_model, h, w); see `QueryHead`."""
         levels = flatten_levels(features, self.level_embed, padding_mask, position_offset=-0.5)
         memory = self.encoder(levels)  # (B, S, d_model)
         learned = torch.cat((self.query_embed.weight, self.reference_boxes.weight), dim=1)

@@ -97,12 +97,8 @@ class DeformableDETRHead(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
+        """Predict a box and class logits per query, from the neck's maps (B, d_model, h, w); see `QueryHead`.
 
-        Args:
-            features: the neck's maps, (B, d_model, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
         Raises:
             DataError: with two stages, the maps have fewer locations than there are queries.
         """

@@ -106,12 +106,8 @@ class DEIMv2Head(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
+        """Predict a box and class logits per query, from the neck's maps (B, channels, h, w); see `QueryHead`.
 
-        Args:
-            features: the neck's maps, (B, channels, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
         Returns:
             see `refined_outputs`.
         Raises:
@@ -249,13 +245,7 @@ class DEIMv2DecoderLayer(nn.Module):
     ) -> Tensor:
         """Apply self-attention, cross-attention to the memory, and the feed-forward network.
 
-        Args:
-            x: (B, L, d_model).
-            memory: (B, S, d_model).
-            positions: (B, L, d_model).
-            reference_points: (B, L, levels, 4), see `in_padded_maps`.
-            padding_mask: (B, S) bool, padding of the memory, True = padding.
-            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
+        The arguments are those of `DFINEDecoderLayer`.
         """
         qk = x + positions
         x = self.norm1(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))

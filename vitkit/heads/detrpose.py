@@ -109,12 +109,8 @@ class DETRPoseHead(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict keypoints and class logits per query.
+        """Predict keypoints and class logits per query, from the neck's maps (B, channels, h, w); see `QueryHead`.
 
-        Args:
-            features: the neck's maps, (B, channels, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """

@@ -86,12 +86,8 @@ class DFINEHead(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
+        """Predict a box and class logits per query, from the neck's maps (B, channels, h, w); see `QueryHead`.
 
-        Args:
-            features: the neck's maps, (B, channels, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """

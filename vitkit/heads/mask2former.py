@@ -92,13 +92,7 @@ class Mask2FormerHead(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict class logits and a mask per query.
-
-        Args:
-            features: the pixel decoder's maps, (B, channels, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
-        """
+        """Predict class logits and a mask per query, from the pixel decoder's maps; see `QueryHead`."""
         mask_features = features["mask_features"]  # (B, channels, h, w)
         memories, keys, paddings, small_features = [], [], [], []
         for name, project, code in zip(self.level_names, self.input_proj, self.level_embed.weight):

@@ -117,12 +117,8 @@ class RFDETRHead(QueryHead):
         *,
         added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
-        """Predict a box and class logits per query.
+        """Predict a box and class logits per query, from the neck's maps (B, d_model, h, w); see `QueryHead`.
 
-        Args:
-            features: the neck's maps, (B, d_model, h, w).
-            padding_mask: (B, H, W) bool at the size of the images, True = padding.
-            added: other queries, which precede the head's own in the outputs.
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """
@@ -285,13 +281,8 @@ class RFDETRDecoderLayer(nn.Module):
         """Apply self-attention, cross-attention to the memory, and the feed-forward network.
 
         Args:
-            x: (B, L, d_model).
-            memory: (B, S, d_model).
-            positions: (B, L, d_model).
-            reference_points: (B, L, levels, 4), see `in_padded_maps`.
-            padding_mask: (B, S) bool, padding of the memory, True = padding.
-            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
             num_parts: number of equal parts of the L queries that do not see each other.
+            The others are as in `DeformableDecoderLayer`.
         """
         parts, qk_parts = (y.unflatten(1, (num_parts, -1)).flatten(0, 1) for y in (x, x + positions))
         attended = self.self_attn(qk_parts, qk_parts, parts, bias=bias)
