@@ -295,7 +295,9 @@ class MViT(BackboneBase):
         else:
             for name, info in self.feature_info.items():
                 self.add_module(norm_name(name), nn.LayerNorm(info.channels, eps=1e-6))
-        self._init_weights()
+        for parameter in self._stem_parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+        self.apply(init_linear)
         self.freeze()
 
     def _make_positions(self, channels: int) -> None:
@@ -308,11 +310,6 @@ class MViT(BackboneBase):
         self.pos_embed_temporal = nn.Parameter(torch.zeros(1, self.grid[0], channels))
         if self.class_token:
             self.pos_embed_class = nn.Parameter(torch.zeros(1, 1, channels))
-
-    def _init_weights(self) -> None:
-        for parameter in self._stem_parameters():
-            nn.init.trunc_normal_(parameter, std=0.02)
-        self.apply(init_linear)
 
     def _stem_parameters(self) -> list[nn.Parameter]:
         """Return the class token and absolute positions."""

@@ -25,11 +25,6 @@ def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     return x if padding is None else x.masked_fill(padding, 0.0)
 
 
-def relu(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Apply ReLU in place, and set padding to zero."""
-    return without_padding(x, padding).relu_()
-
-
 def conv_norm_relu(
     x: Tensor,
     conv: nn.Conv2d,
@@ -51,7 +46,7 @@ def conv_norm_relu(
     if residual is not None:
         x = x if drop_path is None else drop_path(x)
         x += residual
-    return relu(x, padding)
+    return without_padding(x, padding).relu_()
 
 
 def subsample(padding: Tensor | None, stride: int) -> Tensor | None:
@@ -102,10 +97,6 @@ class Bottleneck(tv.Bottleneck):
     """torchvision's block with `conv_norm`, padding and `drop_path`, which the network sets."""
 
     activation_checkpointing = False
-
-    def stride_in_first(self) -> None:
-        """Move the stride from the 3x3 convolution to the preceding 1x1 convolution."""
-        self.conv1.stride, self.conv2.stride = self.conv2.stride, self.conv1.stride
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride); `padding` is (B, 1, H, W) bool."""
@@ -203,7 +194,7 @@ class ResNet(BackboneBase, tv.ResNet):
         for module, rate in zip(blocks, drop_path_rates(drop_path, len(blocks))):
             module.drop_path = StochasticDepth(rate, "row")
             if stride_in_1x1:
-                module.stride_in_first()
+                module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
         self.depth = depth
         self.hidden_settings = {"dilation": dilation}
 

@@ -116,12 +116,10 @@ class Attention(nn.Module):
         return [y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in projected.chunk(3, dim=-1)]
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Convert biases to those that this layer has."""
-        if f"{prefix}qkv.weight" in state:
-            self._adapt_biases(state, prefix)
-
-    def _adapt_biases(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Set biases that weights lack to zero, and drop the keys' bias if this layer has none."""
+        """Convert biases to those that this layer has: set those that weights lack to zero, and drop the keys' bias if
+        this layer has none."""
+        if f"{prefix}qkv.weight" not in state:
+            return
         d_model = self.proj.in_features
         for name, size in {"qkv.bias": 3 * d_model, "q_bias": d_model, "v_bias": d_model}.items():
             if prefix + name in state and state[prefix + name].shape != (size,):
