@@ -1,18 +1,21 @@
 """The loss of RF-DETR-Seg (Robinson et al. 2025, https://arxiv.org/abs/2511.09554): classes, boxes and masks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.losses.instance_masks import InstanceMaskLosses
 from vitkit.registry import CRITERIA, Spec
-from vitkit.structures import DetectionTarget
 
 
 @CRITERIA.register
 class BoxMaskCriterion(InstanceMaskLosses):
     """The losses of `SetCriterion`, and binary cross entropy and dice of the matched masks, for every decoder layer.
+
+    Outputs also have mask_embed (B, Q, C) and mask_features (B, C, h, w), whose product is the masks, in all layers and
+    training_outputs that predict masks, and input_size, the (height, width) that these cover; targets masks (N, H, W)
+    bool of the unpadded images. Losses are `labels l1 giou mask dice` with the prefixes of `SetCriterion`.
 
     Args:
         matcher: as of `SetCriterion`: a `HungarianBoxMaskMatcher`, or one without costs of masks.
@@ -34,18 +37,3 @@ class BoxMaskCriterion(InstanceMaskLosses):
         **options: Any,
     ):
         super().__init__(matcher, weights, class_loss=class_loss, **options)
-
-    def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
-        """Match queries to targets, and compute the losses of every layer.
-
-        Args:
-            outputs: those of `SetCriterion`; for all layers and training_outputs that predict masks also mask_embed (B,
-                Q, C) and mask_features (B, C, h, w), whose product is the masks; input_size (height, width) that these
-                cover.
-            targets: B targets with labels in 0..C-1, boxes and masks (N, H, W) bool of the unpadded images.
-        Returns:
-            Weighted scalars whose sum is the loss: `labels l1 giou mask dice` with the prefixes of `SetCriterion`.
-        Raises:
-            DataError: a label is out of range.
-        """
-        return super().forward(outputs, targets)
