@@ -118,43 +118,26 @@ class HungarianMatcher(Matcher):
         counts = [len(target["labels"]) for target in targets]
         target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float()  # (T, 4) of all images
         image = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(boxes.device, non_blocking=True)  # (T,)
-        if self.late is not None and self.epoch >= self.late["epoch"]:
-            return self._late_costs(layers, targets, boxes, target_boxes, image)
-        label_costs, is_class = self.label_costs(layers, targets, image)
         # Opposite edges may have crossed, if a head predicts a box by its edges.
-        boxes_xyxy = cxcywh_to_xyxy(clamp_sizes(boxes))
-        terms = {  # each (L, T, Q); `image` takes the queries of each target's image, (L, T, Q, 4)
-            "labels": label_costs,
-            "l1": (boxes[:, image] - target_boxes[:, None]).abs().sum(-1),
-            "giou": generalized_box_iou(boxes_xyxy[:, image], cxcywh_to_xyxy(target_boxes)[:, None]),
-        }
-        cost = sum(self.weights[name] * term for name, term in terms.items())
+        boxes_xyxy, targets_xyxy = cxcywh_to_xyxy(clamp_sizes(boxes)), cxcywh_to_xyxy(target_boxes)[:, None]
+        # Each term is (L, T, Q); `image` takes the queries of each target's image, (L, T, Q, 4).
+        if self.late is not None and self.epoch >= self.late["epoch"]:
+            logits, labels, is_class = self._logits_and_labels(layers, targets)
+            probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)
+            terms = {
+                "labels": _logits_of_labels(probabilities, image, labels),
+                "iou": box_iou(boxes_xyxy[:, image], targets_xyxy),
+            }
+            cost = -terms["labels"] * terms["iou"] ** self.late["power"]
+        else:
+            label_costs, is_class = self.label_costs(layers, targets, image)
+            terms = {
+                "labels": label_costs,
+                "l1": (boxes[:, image] - target_boxes[:, None]).abs().sum(-1),
+                "giou": generalized_box_iou(boxes_xyxy[:, image], targets_xyxy),
+            }
+            cost = sum(self.weights[name] * term for name, term in terms.items())
         # `forward` recognizes an invalid label by its NaN, without another transfer.
-        return cost.masked_fill(~is_class[:, None], torch.nan), terms
-
-    def _late_costs(
-        self,
-        layers: Sequence[Mapping[str, Tensor]],
-        targets: Sequence[DetectionTarget],
-        boxes: Tensor,
-        target_boxes: Tensor,
-        image: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what `costs` does.
-
-        Args:
-            boxes: (L, B, Q, 4).
-            target_boxes, image: (T, 4) and (T,).
-        """
-        logits = torch.stack([layer["pred_logits"] for layer in layers]).float()
-        labels = torch.cat([target["labels"] for target in targets])
-        is_class = (labels >= 0) & (labels < self._num_classes(logits))
-        probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)
-        terms = {
-            "labels": _logits_of_labels(probabilities, image, labels.where(is_class, 0)),
-            "iou": box_iou(cxcywh_to_xyxy(clamp_sizes(boxes))[:, image], cxcywh_to_xyxy(target_boxes)[:, None]),
-        }
-        cost = -terms["labels"] * terms["iou"] ** self.late["power"]
         return cost.masked_fill(~is_class[:, None], torch.nan), terms
 
     def label_costs(
@@ -165,10 +148,17 @@ class HungarianMatcher(Matcher):
         Args:
             image: (T,) index in the batch of each target's image.
         """
+        logits, labels, is_class = self._logits_and_labels(layers, targets)
+        return LABEL_COSTS[self.activation](logits, image, labels), is_class
+
+    def _logits_and_labels(
+        self, layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the logits (L, B, Q, C), the targets' labels, 0 for those out of range, and which are in it, (T,)."""
         logits = torch.stack([layer["pred_logits"] for layer in layers]).float()
         labels = torch.cat([target["labels"] for target in targets])
         is_class = (labels >= 0) & (labels < self._num_classes(logits))
-        return LABEL_COSTS[self.activation](logits, image, labels.where(is_class, 0)), is_class
+        return logits, labels.where(is_class, 0), is_class
 
     def label_range(self, layers: Sequence[Mapping[str, Tensor]], target: DetectionTarget) -> tuple[int, str]:
         """Return the number of labels that a target may have, and what to do about others."""
