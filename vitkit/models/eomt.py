@@ -98,12 +98,7 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
     def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
         """Set the fraction of queries that each of the last blocks masks, first to last."""
         self.attn_mask_probs.copy_(torch.tensor(probabilities))
-        self._note_masked_blocks()
-
-    def _note_masked_blocks(self) -> None:
-        # Read once rather than in each forward pass, which would have to wait for the device.
-        if not self.attn_mask_probs.is_meta:
-            self._masked_blocks = [self.masked_attention and p > 0 for p in self.attn_mask_probs.tolist()]
+        _note_masked_blocks(self)
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Predict class logits and a mask per query.
@@ -292,7 +287,9 @@ def _check_backbone(backbone: nn.Module) -> None:
         )
 
 
-def _note_masked_blocks(model: EoMT, _: Any) -> None:
-    """Update which blocks mask after loading weights."""
-    # A module-level function: the model could not be pickled with a lambda or a nested one.
-    model._note_masked_blocks()
+def _note_masked_blocks(model: EoMT, _: Any = None) -> None:
+    """Note which blocks mask; also called after loading weights."""
+    # Read once rather than in each forward pass, which would have to wait for the device. A module-level function: the
+    # model could not be pickled with a lambda or a nested one.
+    if not model.attn_mask_probs.is_meta:
+        model._masked_blocks = [model.masked_attention and p > 0 for p in model.attn_mask_probs.tolist()]
