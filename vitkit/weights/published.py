@@ -1,6 +1,5 @@
 """Published models by their names in the model zoo's index: their files and their configs."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from vitkit import model_zoo
 from vitkit.config.load import Config, load_config
 from vitkit.errors import CheckpointError
-from vitkit.weights.download import fetch_file
+from vitkit.weights.download import fetch_file, file_digest
 
 
 def fetch_published(name: str) -> Path:
@@ -36,7 +35,7 @@ def _packaged_file(entry: dict[str, Any]) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{path}: is missing, although it is part of vitkit. {remedy}")
     algorithm, _, expected = entry["checksum"].partition(":")
-    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()
+    digest = file_digest(path, algorithm)
     if not digest.startswith(expected):
         raise CheckpointError(f"{path}: {algorithm} begins {digest[: len(expected)]}, expected {expected}. {remedy}")
     return path
