@@ -86,21 +86,19 @@ class TrainSettings:
     """Additional hooks of the run, see `vitkit.engine.hooks.Hook`."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "accumulate", "log_every", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
+        minima = dict(epochs=1, accumulate=1, log_every=1, eval_every=1, keep_checkpoints=0, ema_ramp_steps=0)
+        for name, least in minima.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least {least}.")
         if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
             raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected a value above 0, or none.")
-        minima = dict.fromkeys(("images_per_step", "save_every_steps", "patience", "reference_batch_size"), 1)
-        minima["save_every_minutes"] = 0
+        minima = dict(images_per_step=1, save_every_steps=1, patience=1, reference_batch_size=1, save_every_minutes=0)
         for name, least in minima.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"train.{name}: got {value}; expected at least {least}, or none.")
         if self.patience is not None and self.best_metric is None:
             raise ConfigError("train.patience: counts evaluations without a better metric. Set train.best_metric.")
-        if self.keep_checkpoints < 0:
-            raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
         if self.strategy == "fsdp" and self.precision == "fp16":
             raise ConfigError(
                 "train.precision=fp16: with train.strategy=fsdp each rank would see only the overflows of its own "
@@ -121,8 +119,6 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"train.{name}: got {value}; expected 0 to 1, for example 0.9998.")
-        if self.ema_ramp_steps < 0:
-            raise ConfigError(f"train.ema_ramp_steps: got {self.ema_ramp_steps}; expected at least 0.")
         self._check_restart()
 
     def _check_restart(self) -> None:
