@@ -37,7 +37,7 @@ def check_same_start(config: Mapping[str, Any]) -> None:
     changed = cfg_diff(broadcast_object(config), config)
     versions = {"vitkit": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     barrier()  # so that the clocks are read at one time
-    per_rank = gather_objects((_host(), changed, versions, time.time()))
+    per_rank = gather_objects((socket.gethostname(), changed, versions, time.time()))
     failure = None
     for number, (host, keys, others, clock) in enumerate(per_rank):
         main_versions, main_clock = per_rank[0][2:]
@@ -74,7 +74,7 @@ def check_same_data(datasets: Mapping[str, Dataset]) -> None:
     """
     if world_size() == 1:
         return
-    per_rank = gather_objects((_host(), {key: _fingerprint(data) for key, data in datasets.items()}))
+    per_rank = gather_objects((socket.gethostname(), {key: _fingerprint(data) for key, data in datasets.items()}))
     failure = _first_difference(per_rank)
     if failure := broadcast_object(failure):
         raise DataError(failure)
@@ -110,7 +110,3 @@ def _first_difference(per_rank: Sequence[tuple[str, Mapping[str, _Fingerprint]]]
                     "Copy the same files to all machines, or share their folder."
                 )
     return None
-
-
-def _host() -> str:
-    return socket.gethostname()
