@@ -306,16 +306,14 @@ class RunCheckpoints:
             meters = meters[rank() : rank() + 1]
         else:
             meters = meters if is_main() else []
-            logger.warning(
-                "%s was saved by %s, this run has %d: %s",
-                path,
-                pluralize(saved_by, "ranks"),
-                world_size(),
+            effect = (
                 "steps, data and random numbers stay the same (train.images_per_step)."
                 if same_for_any_ranks
                 else "it continues, but results will differ from an uninterrupted run. A run that is started with "
-                "train.images_per_step has the same steps on any number of them.",
+                "train.images_per_step has the same steps on any number of them."
             )
+            saved_by_ranks = pluralize(saved_by, "ranks")
+            logger.warning("%s was saved by %s, this run has %d: %s", path, saved_by_ranks, world_size(), effect)
         for name, meter in self.meters.items():
             sums = [of_rank[name].to(self.device) for of_rank in meters if of_rank.get(name) is not None]
             meter.load_state_dict({"sums": sum(sums[1:], start=sums[0]) if sums else None})
@@ -481,13 +479,8 @@ def _equivalent_steps(path: Path, schedule: Mapping[str, Any], progress: Progres
         return steps
     now = round(steps * steps_per_epoch / progress.num_steps)
     logger.warning(
-        "%s: an epoch had %s and has %d now: the learning-rate schedule continues at step %d in place of %d, after the "
-        "same fraction of the run.",
-        path,
-        pluralize(progress.num_steps, "steps"),
-        steps_per_epoch,
-        now,
-        steps,
+        f"{path}: an epoch had {pluralize(progress.num_steps, 'steps')} and has {steps_per_epoch} now: the "
+        f"learning-rate schedule continues at step {now} in place of {steps}, after the same fraction of the run."
     )
     return now
 

@@ -52,11 +52,7 @@ def check_same_start(config: Mapping[str, Any]) -> None:
             ahead = datetime.timedelta(seconds=round(abs(clock - main_clock)))
             side = "ahead of" if clock > main_clock else "behind"
             logger.warning(
-                "rank %d (%s): its clock is %s %s rank 0's; only times in messages depend on it.",
-                number,
-                host,
-                ahead,
-                side,
+                f"rank {number} ({host}): its clock is {ahead} {side} rank 0's; only times in messages depend on it."
             )
     if failure := broadcast_object(failure):
         raise ConfigError(failure)

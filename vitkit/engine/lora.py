@@ -57,10 +57,8 @@ class LoRARun(Preparation):
             )
         if random:
             logger.warning(
-                "train.lora: %s frozen but not in the weights that the run starts from, such as %s, and stays random. "
-                "Name it in train.lora.train.",
-                pluralize(len(random), "parameters", "are"),
-                random[0],
+                f"train.lora: {pluralize(len(random), 'parameters', 'are')} frozen but not in the weights that the run "
+                f"starts from, such as {random[0]}, and stays random. Name it in train.lora.train."
             )
 
     def finish(self, model: nn.Module) -> None:

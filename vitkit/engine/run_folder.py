@@ -174,9 +174,8 @@ class FolderLock:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 logger.warning(
-                    "%s cannot be locked here (%s): do not start a second run in this folder, it would go unnoticed.",
-                    self.path,
-                    error.strerror,
+                    f"{self.path} cannot be locked here ({error.strerror}): do not start a second run in this folder, "
+                    "it would go unnoticed."
                 )
                 return
             raise ConfigError(

@@ -171,13 +171,9 @@ class TrainSettings:
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(
-                "optimizer.lr is meant for %d images (tokens for text) per step, and this run has %d: multiply "
-                "optimizer.lr (and backbone_lr) by about %.3g, or set train.images_per_step=%d (for text "
-                "train.accumulate).",
-                reference,
-                batch_size,
-                batch_size / reference,
-                reference,
+                f"optimizer.lr is meant for {reference} images (tokens for text) per step, and this run has "
+                f"{batch_size}: multiply optimizer.lr (and backbone_lr) by about {batch_size / reference:.3g}, or set "
+                f"train.images_per_step={reference} (for text train.accumulate)."
             )
 
 

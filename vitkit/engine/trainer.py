@@ -141,10 +141,8 @@ def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: to
         recorded = saved["train"].get("precision", "fp32") if saved is not None else train["precision"]
         if recorded != train["precision"]:
             logger.warning(
-                "train.precision=auto: this run was started with %s and continues with it, although a new run on this "
-                "device would use %s.",
-                recorded,
-                train["precision"],
+                f"train.precision=auto: this run was started with {recorded} and continues with it, although a new run "
+                f"on this device would use {train['precision']}."
             )
             train["precision"] = recorded
     if message := slow_precision(train.get("precision", "fp32"), device):
@@ -259,11 +257,8 @@ def warn_of_idle_devices(device: torch.device) -> None:
     """Warn if other GPUs of this machine have nothing to do."""
     if idle := idle_devices(device):
         logger.warning(
-            "%s idle: this run uses one of %d. Train on all of them by torchrun --nproc-per-node %d -m "
-            "vitkit.tools.train …, or hide the others (CUDA_VISIBLE_DEVICES=0).",
-            "1 GPU is" if idle == 1 else f"{idle} GPUs are",
-            idle + 1,
-            idle + 1,
+            f"{pluralize(idle, 'GPUs', 'are')} idle: this run uses one of {idle + 1}. Train on all of them by torchrun "
+            f"--nproc-per-node {idle + 1} -m vitkit.tools.train …, or hide the others (CUDA_VISIBLE_DEVICES=0)."
         )
 
 
@@ -360,20 +355,14 @@ def warn_of_later_changes(run: TrainRun) -> None:
     settings = run.settings
     if settings.restart_epoch is not None and settings.restart_epoch >= settings.epochs:
         logger.warning(
-            "train.restart_epoch=%d: the run ends before, with train.epochs=%d, so it never returns to its best "
-            "weights.",
-            settings.restart_epoch,
-            settings.epochs,
+            f"train.restart_epoch={settings.restart_epoch}: the run ends before, with train.epochs={settings.epochs}, "
+            "so it never returns to its best weights."
         )
     for name, module, changes_at in run.criterion.late_changes():
         if changes_at >= settings.epochs:
             logger.warning(
-                "criterion.%s (%s): it changes at epoch %d, and the run ends before, with train.epochs=%d. Lower that "
-                "epoch in its settings, or train longer.",
-                name,
-                type(module).__name__,
-                changes_at,
-                settings.epochs,
+                f"criterion.{name} ({type(module).__name__}): it changes at epoch {changes_at}, and the run ends "
+                f"before, with train.epochs={settings.epochs}. Lower that epoch in its settings, or train longer."
             )
 
 
@@ -487,9 +476,6 @@ def _adjust_position(run: TrainRun) -> None:
         if settings.images_per_step is not None and settings.steps_per_epoch(now) == progress.num_steps:
             return  # the same images of the same steps, on another number of ranks
         logger.warning(
-            "the epoch had %d batches and has %d now: it continues at batch %d, and results will differ from "
-            "an uninterrupted run.",
-            before,
-            now,
-            progress.batch,
+            f"the epoch had {before} batches and has {now} now: it continues at batch {progress.batch}, and results "
+            "will differ from an uninterrupted run."
         )

@@ -38,11 +38,11 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     evaluator.check_dataset()
     metric = run.settings.best_metric
     if is_main() and metric is not None and not evaluator.measures(metric):
+        unending = "" if run.settings.patience is None else "; train.patience never ends the run"
         logger.warning(
-            "data.val: has no object that train.best_metric=%s measures, so there will be no best.pth, and last.pth is "
-            "used instead%s. Add annotated images to the validation data, or choose another metric.",
-            metric,
-            "" if run.settings.patience is None else "; train.patience never ends the run",
+            f"data.val: has no object that train.best_metric={metric} measures, so there will be no best.pth, and "
+            f"last.pth is used instead{unending}. Add annotated images to the validation data, or choose another "
+            "metric."
         )
     predicted = () if evaluator.takes_outputs else _READ_OF_TARGETS
     check_sample(loader.dataset, "data.val", needs_targets=(*run.criterion.needs_targets, *predicted))

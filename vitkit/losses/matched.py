@@ -227,13 +227,9 @@ class MatchedCriterion(Criterion):
         self._has_warned = True
         image_id = f" {targets[image]['image_id']}" if "image_id" in targets[image] else ""
         logger.warning(
-            "image%s has %d targets, but the model has %d queries: %d of the targets stay unmatched and do not "
-            "contribute to the loss. Set model.num_queries to at least the largest number of objects in an image. This "
-            "warning is shown once.",
-            image_id,
-            most,
-            num_queries,
-            most - num_queries,
+            f"image{image_id} has {most} targets, but the model has {num_queries} queries: {most - num_queries} of the "
+            "targets stay unmatched and do not contribute to the loss. Set model.num_queries to at least the largest "
+            "number of objects in an image. This warning is shown once."
         )
 
 

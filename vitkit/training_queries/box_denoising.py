@@ -222,9 +222,8 @@ def sample_targets(targets: Sequence[DetectionTarget], most: int) -> tuple[list[
 @cache
 def _say_once(most: int) -> None:
     logger.info(
-        "denoising: images with more than %d objects (num_queries of the training queries) have queries of as many of "
-        "them, drawn anew in each step",
-        most,
+        f"denoising: images with more than {most} objects (num_queries of the training queries) have queries of as "
+        "many of them, drawn anew in each step"
     )
 
 

@@ -74,8 +74,7 @@ def _warn_if_frozen(backbone: Backbone) -> None:
     if remedy is not None:
         logger.warning(
             "backbone: its first stages are random and frozen, so they never learn. To train without pretrained "
-            "weights or a checkpoint set model.backbone.%s.",
-            remedy,
+            f"weights or a checkpoint set model.backbone.{remedy}."
         )
 
 

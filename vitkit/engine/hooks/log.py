@@ -148,9 +148,8 @@ class ProgressLog(Hook):
         if record["data_share"] > _MAX_DATA_SHARE and is_long and not self._has_named_data:
             self._has_named_data = True
             logger.warning(
-                "%.0f %% of the time is spent waiting for data. Resume with more loading processes "
-                "(data.num_workers=auto takes all cores of this machine), or train on smaller image files.",
-                100 * record["data_share"],
+                f"{100 * record['data_share']:.0f} % of the time is spent waiting for data. Resume with more loading "
+                "processes (data.num_workers=auto takes all cores of this machine), or train on smaller image files."
             )
 
     def _record(self, run: TrainRun, means: Sequence[float], lr: float) -> dict[str, Any]:
