@@ -20,6 +20,7 @@ from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
 from vitkit.logging import print_line
+from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 
@@ -50,16 +51,7 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     # A user's own is tried to its end; COCO's metrics would take seconds for a large dataset.
     is_own = not type(evaluator).__module__.startswith("vitkit.")
     try:
-        evaluate(
-            run.model,
-            list(islice(loader, 1)),
-            evaluator,
-            device=run.device,
-            precision=run.settings.precision,
-            criterion=run.criterion,
-            on_batch=sizes.add,
-            compute=is_own,
-        )
+        _evaluate(run, run.model, list(islice(loader, 1)), evaluator, on_batch=sizes.add, compute=is_own)
     except (KeyError, AttributeError) as error:
         raise missing_part_error(error) from error
     if line := sizes.line(f"validation {loader.dataset.noun} (first batch)"):
@@ -88,15 +80,7 @@ def validate(
         if next(batch_numbers) in drawn:
             samples.extend(merge_views(predictions, batch.targets)[:per_batch])
 
-    metrics = evaluate(
-        model,
-        loader,
-        evaluator,
-        device=run.device,
-        precision=run.settings.precision,
-        criterion=run.criterion,
-        on_batch=collect,
-    )
+    metrics = _evaluate(run, model, loader, evaluator, on_batch=collect)
     if is_main():
         print_line(evaluator.table())
         thresholds = evaluator.score_thresholds()
@@ -111,6 +95,12 @@ def validate(
             shown = thresholds or ScoreThresholds(0.0)
             draw(samples[:NUM_DRAWN], loader.dataset, path, thresholds=shown)
     return metrics
+
+
+def _evaluate(run: TrainRun, model: nn.Module, loader: Any, evaluator: Evaluator, **options: Any) -> dict[str, float]:
+    """Evaluate on a run's device, in its precision and with its criterion; `options` are others of `evaluate`."""
+    settings = dict(device=run.device, precision=run.settings.precision, criterion=run.criterion)
+    return evaluate(model, loader, evaluator, **settings, **options)
 
 
 def choose_batches_to_draw(num_batches: int) -> list[int]:
