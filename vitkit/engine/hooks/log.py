@@ -192,8 +192,7 @@ class ProgressLog(Hook):
         epochs = range(progress.epoch + 1, settings.epochs + 1)
         evaluations = sum(epoch % settings.eval_every == 0 or epoch == settings.epochs for epoch in epochs)
         if self._evaluation_seconds is None:
-            noun = "evaluation" if evaluations == 1 else "evaluations"
-            return f"{datetime.timedelta(seconds=round(seconds))} + {evaluations} {noun}"
+            return f"{datetime.timedelta(seconds=round(seconds))} + {pluralize(evaluations, 'evaluations')}"
         return str(datetime.timedelta(seconds=round(seconds + evaluations * self._evaluation_seconds)))
 
 
