@@ -48,7 +48,7 @@ class DetectionTarget(TypedDict, total=False):
     |---|---|---|
     | `labels` | (N,) int64 | class of each object from 0, or number of its phrase in `phrases` |
     | `boxes_cxcywh` | (N, 4) float32 | in 0..1 of the transformed image, without padding |
-    | `masks` | (N, H, W) bool | of the transformed image, without padding; only when the dataset loads masks |
+    | `masks` | (N, H, W) bool | of the transformed image, unpadded, only if the dataset loads masks; `PackedMasks` |
     | `has_masks` | (N,) bool | objects with a mask, by default all; rows of others are empty, their boxes train |
     | `keypoints` | (N, K, 3) float32 | x, y and visibility, see below; only when the dataset loads keypoints |
     | `areas` | (N,) float32 | of whole objects in pixels of the transformed image, for OKS; only with keypoints |

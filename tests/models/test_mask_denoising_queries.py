@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from vitkit.engine.build import build_model
 from vitkit.engine.step import training_inputs
+from vitkit.ops.packed_masks import PackedMasks
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 from vitkit.weights import load_weights
@@ -199,3 +200,15 @@ def test_overfits_two_images_with_denoising_queries_and_groups():
         history.append({name: value.item() for name, value in losses.items()})
     for name in ("mask", "dice", "dn_mask", "dn_dice", "dn_labels", "labels"):
         assert history[-1][name] < 0.5 * history[0][name], name
+
+
+def test_masks_stored_as_bits_train_the_same_and_in_a_compiled_model():
+    torch._dynamo.reset()
+    model, batch, results = make_model(), make_batch(), []
+    packed = [t | {"masks": PackedMasks.pack(t["masks"].numpy(), t["masks"].shape[1:])} for t in batch.targets]
+    compiled = torch.compile(model, backend="eager")
+    for called, targets in ((model, batch.targets), (model, packed), (compiled, packed)):
+        torch.manual_seed(1)
+        outputs = called(**training_inputs(model, Batch(batch.inputs, targets)))
+        results.append(make_criterion()(outputs, targets))
+    assert results[0] == results[1] == results[2]

@@ -106,7 +106,7 @@ def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
     """Return (*size) int64, the class of every pixel, -1 for none; the map is padded at the right and bottom."""
-    masks = target["masks"]
+    masks = target["masks"].bool()  # decoded once
     if not len(masks):
         return target["labels"].new_full(size, _NO_CLASS)
     height, width = masks.shape[-2:]

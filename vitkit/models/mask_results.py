@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError
@@ -11,7 +12,7 @@ from vitkit.models.base import DensePredictionModel, Part, check_tasks
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.mask_postprocess import PanopticRules, geometry_of, instances, panoptic, semantic_map, semantic_scores
 from vitkit.ops.masks import boxes_around_masks, pad_masks
-from vitkit.structures import DetectionTarget
+from vitkit.structures import DetectionTarget, UncompiledTargets
 
 TASKS = ("semantic", "instance", "panoptic")
 _FIELDS = {"instance": ("boxes_xyxy", "masks"), "semantic": ("semantic",), "panoptic": ("panoptic",)}
@@ -199,6 +200,11 @@ class MaskClassifier(MaskResults, DensePredictionModel):
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
         attended = padding_mask if self.isolate_padding else None
         if targets is not None:
-            targets = [{**target, "masks": pad_masks(target["masks"], input_size)} for target in targets]
+            targets = _pad_targets(targets, input_size)
         outputs = self.run_head(features, attended, targets)
         return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
+
+
+@torch.compiler.disable
+def _pad_targets(targets: Sequence[DetectionTarget], size: tuple[int, int]) -> Sequence[DetectionTarget]:
+    return UncompiledTargets([{**target, "masks": pad_masks(target["masks"], size)} for target in targets])

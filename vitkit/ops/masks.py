@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.ops.boxes import rows_at_once
+from vitkit.ops.packed_masks import PackedMasks
 
 
 def sample_points(maps: Tensor, points: Tensor, *, mode: str = "bilinear", padding_mode: str = "zeros") -> Tensor:
@@ -60,6 +61,8 @@ def masks_of_queries(outputs: Mapping[str, Any], image: int, queries: Tensor | s
 
 def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """Pad (N, h, w) with False at the right and bottom to (N, *size)."""
+    if isinstance(masks, PackedMasks):
+        return masks.pad(size)
     height, width = masks.shape[-2:]
     return F.pad(masks, (0, size[1] - width, 0, size[0] - height))
 
@@ -108,8 +111,8 @@ def sample_masks(
     step = rows_at_once(masks.shape[1:].numel(), masks.device)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        maps = masks[part if index is None else index[part]][:, None].to(points.dtype)
-        values[part] = F.grid_sample(maps, grid[part], align_corners=False)[:, 0, 0]
+        maps = masks[part if index is None else index[part]].to(points.dtype)
+        values[part] = F.grid_sample(maps[:, None], grid[part], align_corners=False)[:, 0, 0]
     return values
 
 
@@ -118,8 +121,11 @@ def _read_nearest(grid: Tensor, masks: Tensor, index: Tensor | None) -> Tensor:
     count, height, width = masks.shape
     x, y = ((((along + 1) * side - 1) / 2).round() for along, side in zip(grid.unbind(-1), (width, height)))
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    rows = torch.arange(count, device=masks.device) if index is None else index
-    pixels = (rows[:, None] * height + y.where(inside, 0).long()) * width + x.where(inside, 0).long()
+    rows = (torch.arange(count, device=masks.device) if index is None else index)[:, None]
+    x, y = (along.where(inside, 0).long() for along in (x, y))
+    if isinstance(masks, PackedMasks):
+        return masks.pixels(rows, y, x) & inside
+    pixels = (rows * height + y) * width + x
     return masks.flatten().index_select(0, pixels.flatten()).view(inside.shape) & inside
 
 

@@ -90,7 +90,7 @@ class NoisedMasks:
     """The masks of `num_copies` copies of the targets, in a given size and with newly drawn noise at each call."""
 
     def __init__(self, targets: Sequence[DetectionTarget], num_copies: int, mask_flips: float):
-        self.masks = [target["masks"] for target in targets]
+        self.masks = [target["masks"].bool() for target in targets]  # decoded once, and outside of a compiled graph
         self.num_copies = num_copies
         self.mask_flips = mask_flips
         self._resized: dict[tuple[int, int], Tensor] = {}  # several layers attend in the same size

@@ -188,15 +188,15 @@ class DetectionDataset(BaseImageDataset):
             "image_size": annotated.image.shape[:2],
             "original_size": original.image.shape[:2],
         }
-        if annotated.masks is not None:
-            target["masks"] = torch.from_numpy(annotated.masks.astype(bool))
         if annotated.keypoints is not None:
             target["keypoints"] = torch.from_numpy(annotated.keypoints.astype(np.float32))
             target["areas"] = torch.from_numpy(annotated.areas.astype(np.float32))
         if annotated.masks is not None:
-            visible = target["masks"].flatten(1).any(1)
-            for name in target.keys() & OBJECT_FIELDS:
-                target[name] = target[name][visible]
+            from vitkit.ops.packed_masks import PackedMasks  # boxes need none
+
+            target["masks"] = PackedMasks.pack(annotated.masks, annotated.image.shape[:2])
+            visible = ~target["masks"].is_empty()
+            target |= {name: target[name][visible] for name in target.keys() & OBJECT_FIELDS}
         return Sample(image=to_tensor(annotated.image), target=target)
 
 

@@ -14,6 +14,7 @@ from vitkit.io.segmentations import mask_annotation
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.ops.label_maps import count_values, replace_values
 from vitkit.ops.masks import boxes_around_masks
+from vitkit.ops.packed_masks import PackedMasks
 from vitkit.registry import Spec
 from vitkit.structures import IGNORE_INDEX, PanopticMap, Sample
 
@@ -140,7 +141,7 @@ def make_segmentation_sample(
     target = {
         "labels": torch.tensor([labels[number - 1] for number in numbers.tolist()], dtype=torch.int64),
         "boxes_cxcywh": xyxy_to_cxcywh(boxes_around_masks(masks)) / torch.tensor([width, height, width, height]),
-        "masks": masks,
+        "masks": PackedMasks.pack(masks.numpy(), (height, width)),
         "image_id": image_id,
         "image_size": (height, width),
         "original_size": original_size,

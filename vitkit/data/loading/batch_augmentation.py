@@ -291,11 +291,11 @@ def squash(sample: Sample, size: int) -> Sample:
         scale = torch.tensor([size / image.shape[2], size / image.shape[1], 1])
         target |= {"keypoints": target["keypoints"] * scale, "areas": target["areas"] * scale.prod()}
     if "masks" in target:
-        masks = np.zeros((len(target["masks"]), size, size), np.uint8)
-        for new, mask in zip(masks, target["masks"].numpy().view(np.uint8)):
-            cv2.resize(mask, (size, size), dst=new, interpolation=cv2.INTER_NEAREST_EXACT)
-        target["masks"] = torch.from_numpy(masks.astype(bool))
-        _keep_objects(target, target["masks"].flatten(1).any(1))
+        from vitkit.ops.packed_masks import PackedMasks  # boxes need none
+
+        new = (cv2.resize(x.byte().numpy(), (size, size), None, 0, 0, cv2.INTER_NEAREST_EXACT) for x in target["masks"])
+        target["masks"] = PackedMasks.pack(new, (size, size))
+        _keep_objects(target, ~target["masks"].is_empty())
     return Sample(image=resized, target=target)
 
 
