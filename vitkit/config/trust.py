@@ -12,7 +12,7 @@ from pathlib import Path
 from vitkit.config.local_imports import find_specs
 from vitkit.errors import ConfigError
 from vitkit.io.atomic import write_atomically
-from vitkit.io.local_cache import hold_lock
+from vitkit.io.local_cache import file_digest, hold_lock
 
 logger = logging.getLogger("vitkit")
 _trusted_here: set[str] = set()
@@ -68,11 +68,7 @@ class ProgramCode:
     @property
     def checksum(self) -> str:
         """Return the SHA-256 of the file."""
-        digest = hashlib.sha256()
-        with open(self.file, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
+        return file_digest(Path(self.file), "sha256")
 
     def __str__(self) -> str:
         return f"{self.file} ({os.path.getsize(self.file)} bytes, sha256 {self.checksum[:12]}…)"

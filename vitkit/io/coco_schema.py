@@ -83,14 +83,6 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def _is_area(value: Any) -> bool:
-    return type(value) in _NUMBERS and 0 <= value < 2**63
-
-
-def _is_flag(value: Any) -> bool:
-    return type(value) in (int, bool) and value in (0, 1)
-
-
 def _is_text(value: Any) -> bool:
     # JSON can hold half a character (a lone surrogate), which can neither be printed nor be part of a path.
     return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
@@ -116,11 +108,12 @@ _FILE_NAME = Field(
     _is_file_name, f"the name of a file, a text of 1 to {_NAME_LIMIT} characters, at most {_NAME_BYTES} between slashes"
 )
 _SIDE = Field(is_side, "a whole number of pixels, 1 to 1048576")
-_FLAG = Field(_is_flag, "0 or 1, a number")
+_FLAG = Field(lambda value: type(value) in (int, bool) and value in (0, 1), "0 or 1, a number")
+_AREA = Field(lambda value: type(value) in _NUMBERS and 0 <= value < 2**63, "a finite number of at least 0")
 _NUMBER = Field(is_number, "a finite number")
 _BOX = Field(is_box, "four finite numbers [x, y, width, height] below 2^31, no size negative")
 _OPTIONAL_BOX = _optional(_BOX, [0, 0, 0, 0])
-_OBJECT = {"area": _optional(Field(_is_area, "a finite number of at least 0"), 0), "iscrowd": _optional(_FLAG, 0)}
+_OBJECT = {"area": _optional(_AREA, 0), "iscrowd": _optional(_FLAG, 0)}
 
 IMAGE = {"id": _ID, "file_name": _FILE_NAME, "width": _SIDE, "height": _SIDE}
 CAPTIONED_IMAGE = IMAGE | {"width": _optional(_SIDE, 1), "height": _optional(_SIDE, 1)}
@@ -271,8 +264,7 @@ class AnnotationChecks:
             if annotation.get("keypoints") is None:
                 continue
             count = self._num_keypoints.get(annotation["category_id"], 0)
-            expected = _describe_wrong_keypoints(annotation, count, *self._sizes[annotation["image_id"]])
-            if expected:
+            if expected := _describe_wrong_keypoints(annotation, count, *self._sizes[annotation["image_id"]]):
                 remedy = "Correct it, or train without keypoints (keypoints=False)."
                 issues.append(entries.issue(position, "keypoints", expected, remedy))
         return issues
@@ -371,8 +363,7 @@ def lvis_issues(content: Mapping[str, Any]) -> list[FileIssue]:
 
 def panoptic_issues(content: Any) -> list[FileIssue]:
     """Check a panoptic file, except for its maps."""
-    issues = _structure_issues(content, ("images", "annotations", "categories"), "panoptic")
-    if issues:
+    if issues := _structure_issues(content, ("images", "annotations", "categories"), "panoptic"):
         return issues
     references = _references(content, image_id="images", category_id="categories")
     issues = [
@@ -392,8 +383,7 @@ def panoptic_issues(content: Any) -> list[FileIssue]:
 
 def caption_issues(content: Any) -> list[FileIssue]:
     """Check a caption file."""
-    issues = _structure_issues(content, ("images", "annotations"), "caption")
-    if issues:
+    if issues := _structure_issues(content, ("images", "annotations"), "caption"):
         return issues
     annotations = AnnotationChecks(content, CAPTION).field_issues(content["annotations"])
     return [*_image_and_category_issues(content, CAPTIONED_IMAGE), *annotations]
@@ -422,16 +412,14 @@ def result_issues(
     fields = _require_known_ids(image_id=image_ids, category_id=category_ids)
     fields |= {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks or num_keypoints else _BOX}
     if num_keypoints is not None:
-        expected = f"3 x {num_keypoints} finite numbers, x, y and confidence of each keypoint"
         fields["keypoints"] = Field(
             lambda value: isinstance(value, list) and len(value) == 3 * num_keypoints and all(map(is_number, value)),
-            expected,
+            f"3 x {num_keypoints} finite numbers, x, y and confidence of each keypoint",
             _OTHER_DATASET,
         )
     issues = [*entries.field_issues(fields)]
     for position, result in enumerate(results if masks else ()):
-        expected = describe_wrong_run_lengths(result.get("segmentation"))
-        if expected:
+        if expected := describe_wrong_run_lengths(result.get("segmentation")):
             issues.append(entries.issue(position, "segmentation", expected))
     return issues
 

@@ -237,14 +237,10 @@ def log_unread(folder: Path, others: Iterable[Path], images: Iterable[Path]) -> 
         logger.warning("'%s': left out files that are not read as images: %s", folder, counts)
     candidates = [path for path in images if path.suffix.lower() in _WITH_FRAMES and path.exists()][:_MAX_OPENED]
     if several := [path for path in candidates if _has_frames(path)]:
-        count = pluralize(len(several), "images", "have")
         least = "at least " if len(candidates) == _MAX_OPENED else ""
         logger.warning(
-            "'%s': %s%s several pages or frames, such as '%s': the first is read (pages may be read by data.channels)",
-            folder,
-            least,
-            count,
-            several[0].name,
+            f"'{folder}': {least}{pluralize(len(several), 'images', 'have')} several pages or frames, such as "
+            f"'{several[0].name}': the first is read (pages may be read by data.channels)"
         )
 
 
@@ -252,11 +248,6 @@ def count_endings(paths: Iterable[Path]) -> str:
     """Count files by ending: "3 .txt, 1 .json, 1 without an ending"; "" for none."""
     counts = Counter(path.suffix.lower() or "without an ending" for path in paths)
     return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair)))
-
-
-def unread_images(files: Iterable[Path]) -> list[Path]:
-    """Return the files whose ending is that of a picture that cannot be read."""
-    return [path for path in files if path.suffix.lower() in _UNREAD_IMAGES]
 
 
 def _has_frames(path: Path) -> bool:
@@ -291,7 +282,8 @@ class ImageFiles:
         names = sorted(path.relative_to(folder).as_posix() for path in files if path.suffix.lower() in suffixes)
         self.arrays = [name for name in names if name.lower().endswith(".npy")]
         self.names = sorted({*names} - {*self.arrays})
-        log_unread(folder, unread_images(files), [folder / name for name in self.names])
+        unread = [path for path in files if path.suffix.lower() in _UNREAD_IMAGES]
+        log_unread(folder, unread, [folder / name for name in self.names])
         if not names:
             raise DataError(f"images: '{folder}' contains no images ({', '.join(FORMATS)}).")
         self._by_key: dict[str, list[str]] = {}

@@ -1,5 +1,6 @@
-"""The cache folder that all processes of a machine share, and its locks."""
+"""The cache folder that all processes of a machine share, its locks, and the checksums by which files are known."""
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -25,6 +26,15 @@ def cache_folder() -> Path:
     if folder := os.environ.get("VITKIT_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
+
+
+def file_digest(path: Path, algorithm: str) -> str:
+    """Return the checksum of a file, in hexadecimal digits, by an algorithm of hashlib."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -42,9 +42,8 @@ def describe_wrong_segmentation(segmentation: Any, height: int, width: int) -> s
         return _EXPECTED_FORMS
     reach = _MAX_REACH * max(height, width)
     for polygon in segmentation:
-        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-            return _EXPECTED_POLYGONS
-        if not _NUMBERS.issuperset(map(type, polygon)):
+        is_list = isinstance(polygon, list) and len(polygon) >= 6 and len(polygon) % 2 == 0
+        if not is_list or not _NUMBERS.issuperset(map(type, polygon)):
             return _EXPECTED_POLYGONS
         try:
             # The length of the vector is at least the largest coordinate, and the comparison fails if a coordinate is
@@ -86,9 +85,8 @@ def describe_wrong_run_lengths(segmentation: Any, height: int | None = None, wid
         runs = _decode_counts(counts) if isinstance(counts, str) else counts
     except ValueError as error:
         return f"counts as pycocotools compresses them: {error}"
-    if not isinstance(runs, list) or not runs or {*map(type, runs)} != {int}:
-        return _EXPECTED_RUNS
-    if runs[0] < 0 or min(runs[1:], default=1) <= 0:
+    are_numbers = isinstance(runs, list) and {*map(type, runs)} == {int}
+    if not are_numbers or runs[0] < 0 or min(runs[1:], default=1) <= 0:
         return _EXPECTED_RUNS
     if sum(runs) != size[0] * size[1]:
         return f"run lengths that fill the image's {size[0] * size[1]} pixels; their sum is {sum(runs)}"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.io.atomic import write_atomically
-from vitkit.io.local_cache import cache_folder, hold_lock
+from vitkit.io.local_cache import cache_folder, file_digest, hold_lock
 from vitkit.io.shared_memory import map_file
 
 logger = logging.getLogger("vitkit")
@@ -70,7 +70,7 @@ def _find(folder: Path, file: Path) -> dict[str, Any] | None:
     try:
         index = json.loads((folder / _INDEX).read_bytes())
         if index["state"] != _state(file):  # also if the same file was only copied anew or touched
-            if index["checksum"] != _checksum(file):
+            if index["checksum"] != file_digest(file, "sha256"):
                 return None
             with suppress(OSError):  # of a cache that may only be read
                 _write_index(folder, index | {"state": _state(file)})
@@ -91,7 +91,7 @@ def _map(path: Path, dtype: str, shape: list[int]) -> np.ndarray:
 
 def _store(folder: Path, file: Path, state: list[int], built: dict[str, Any]) -> dict[str, Any]:
     """Write the arrays and values that were built from a file in this state, and return them as they are read."""
-    checksum = _checksum(file)
+    checksum = file_digest(file, "sha256")
     if _state(file) != state:  # It was replaced in between: what is stored would pass for the new file's.
         return built
     arrays = {name: np.ascontiguousarray(value) for name, value in built.items() if isinstance(value, np.ndarray)}
@@ -125,11 +125,3 @@ def _state(file: Path) -> list[int]:
     """Return the properties of a file that change when it is written, without reading it."""
     stat = file.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _checksum(file: Path) -> str:
-    checksum = hashlib.sha256()
-    with file.open("rb") as content:
-        while part := content.read(1 << 20):
-            checksum.update(part)
-    return checksum.hexdigest()

@@ -1,7 +1,6 @@
 """Downloads published files by URL: cached, resumed after an interruption, and checked."""
 
 import errno
-import hashlib
 import http.client
 import logging
 import os
@@ -19,7 +18,7 @@ from torch.hub import tqdm
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import write_atomically
-from vitkit.io.local_cache import hold_lock
+from vitkit.io.local_cache import file_digest, hold_lock
 
 logger = logging.getLogger("vitkit")
 
@@ -236,12 +235,3 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
         return
     write_atomically(record, lambda file: file.write(f"{digest}  {path.name}\n".encode()), sync=False)
     logger.info("%s: no checksum is published; its sha256 %s is recorded, and later downloads must agree", path, digest)
-
-
-def file_digest(path: Path, algorithm: str) -> str:
-    """Return the checksum of a file, in hexadecimal digits, by an algorithm of hashlib."""
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -13,10 +13,10 @@ from vitkit.apps.inference.language import LanguageModel, MaskFiller
 from vitkit.apps.inference.load import Loaded, find_usable
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import DataError
+from vitkit.io.local_cache import file_digest
 from vitkit.io.output import write_text
 from vitkit.protocols.evaluator import is_measured
 from vitkit.text_format import pluralize
-from vitkit.weights.download import file_digest
 from vitkit.weights.locate import Weights, find_weights
 
 CARD = "README.md"

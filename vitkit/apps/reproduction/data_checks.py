@@ -14,9 +14,9 @@ from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.json_stream import read_json_parts
+from vitkit.io.local_cache import file_digest
 from vitkit.protocols.dataset import Dataset
 from vitkit.text_format import pluralize
-from vitkit.weights.download import file_digest
 
 NUM_OPENED = 20
 """Number of images that are opened, evenly spaced among all."""

@@ -21,13 +21,13 @@ from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.io.coco_schema import Entries, Field, FileIssue, file_issue, object_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
+from vitkit.io.local_cache import file_digest
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import object_area
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.registry import EVALUATORS
 from vitkit.text_format import is_name
-from vitkit.weights.download import file_digest
 from vitkit.weights.locate import RUN_CONFIG, Located
 
 
