@@ -224,6 +224,14 @@ class ListedObjects(ListedImages, DetectionDataset):
     def objects_per_image(self) -> np.ndarray:
         return np.diff(self.table.offsets)
 
+    def check_first_image(self) -> None:
+        """Raise DataError if the first listed image is not in the folder."""
+        if not self.store.has(self.file_name(0)):
+            raise DataError(
+                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
+                "Give the folder that belongs to these annotations."
+            )
+
     def load_image(self, index: int) -> np.ndarray:
         """See `BaseImageDataset`.
 

@@ -259,22 +259,18 @@ def _read_karpathy(content: Mapping[str, Any], split: str | None, path: Path, fo
         options = ", ".join(f"{name} ({pluralize(count, 'images')})" for name, count in counts.items())
         raise DataError(f"{path.name}: split is {split!r}; it has {options}. Set `split` to one of them.")
     chosen = [image for image in images if _KARPATHY_SPLITS.get(image["split"], image["split"]) == split]
+    ids = [image.get("cocoid", image.get("imgid", number)) for number, image in enumerate(chosen)]
     # COCO's images are in folders; whoever downloads the others has them in one.
     first = Path(str(chosen[0].get("filepath", "")), chosen[0]["filename"])
     in_folders = folder is not None and ImageStore(folder).has(first)
+    folders = [f"{image['filepath']}/" if in_folders and image.get("filepath") else "" for image in chosen]
     return {
         "images": [
-            {
-                "id": image.get("cocoid", image.get("imgid", number)),
-                "file_name": f"{image['filepath']}/{image['filename']}"
-                if in_folders and image.get("filepath")
-                else image["filename"],
-            }
-            for number, image in enumerate(chosen)
+            {"id": id_, "file_name": prefix + image["filename"]} for id_, prefix, image in zip(ids, folders, chosen)
         ],
         "annotations": [
-            {"image_id": image.get("cocoid", image.get("imgid", number)), "caption": sentence["raw"]}
-            for number, image in enumerate(chosen)
+            {"image_id": id_, "caption": sentence["raw"]}
+            for id_, image in zip(ids, chosen)
             for sentence in image["sentences"]
         ],
     }

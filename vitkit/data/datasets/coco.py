@@ -122,11 +122,7 @@ class CocoDetection(ListedObjects):
         if self._chooses_images:
             table = _with_keypoints(table, min_keypoints_per_image, self.annotation_file.name)
         self.table = table.share()
-        if not self.store.has(self.file_name(0)):
-            raise DataError(
-                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
-                "Give the folder that belongs to these annotations."
-            )
+        self.check_first_image()
 
     def _load_or_build(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Build a part of the dataset from the annotations; of a large file, load what was built before."""

@@ -292,7 +292,8 @@ class DetectionFile:
             num_crowds += len(annotations) - len(objects)
             image_indices = np.array([index_of_image[annotation["image_id"]] for annotation in objects], np.int64)
             labels = np.array([label_of_category[annotation["category_id"]] for annotation in objects], np.int64)
-            boxes, beyond = _clip_boxes(objects, columns["sizes"][image_indices])
+            sizes = columns["sizes"][image_indices]
+            boxes, beyond = _clip_boxes(objects, sizes)
             self.num_clipped += beyond
             spans = no_spans
             if self._masks:
@@ -304,10 +305,7 @@ class DetectionFile:
                 segmentations.write(b"".join(blobs))
             points = no_points
             if self._keypoints:
-                points = (
-                    _read_keypoints(objects, count, columns["sizes"][image_indices]),
-                    np.array([object_area(annotation) for annotation in objects], np.float32),
-                )
+                points = _read_keypoints(objects, count, sizes), np.array(list(map(object_area, objects)), np.float32)
             num_used += len(annotations)
             parts.append((image_indices, labels, boxes, spans, *points))
         self.empty_mask = next(iter(empty_masks.issues()), None)

@@ -122,11 +122,7 @@ class GroundingDataset(ListedObjects):
         self.store = ImageStore(images)
         drop = bad_boxes == "drop"
         self.table = self._read_table(source, names, first, drop=drop, allow_outside=allow_outside).share()
-        if not self.store.has(self.file_name(0)):
-            raise DataError(
-                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.store.folder}'. "
-                "Give the folder that belongs to these annotations."
-            )
+        self.check_first_image()
 
     def _read_table(
         self,

@@ -147,14 +147,10 @@ class MixedDataset(BaseImageDataset):
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """See `Dataset`; images of datasets without classes show none."""
-        pairs = [dataset.image_classes() for dataset in self.datasets]
-        known = [
-            (images + start, labels_of[labels])
-            for (images, labels), start, labels_of in zip(
-                (pair or (np.zeros(0, np.int64),) * 2 for pair in pairs), self._starts.tolist(), self._labels_of
-            )
-        ]
-        images, labels = (np.concatenate(column) for column in zip(*known))
+        none = (np.zeros(0, np.int64),) * 2
+        parts = zip((dataset.image_classes() or none for dataset in self.datasets), self._starts, self._labels_of)
+        pairs = [(images + start, labels_of[labels]) for (images, labels), start, labels_of in parts]
+        images, labels = (np.concatenate(column) for column in zip(*pairs))
         return None if self.classes is None else (images, labels)
 
     def phrases(self) -> Iterator[str] | None:

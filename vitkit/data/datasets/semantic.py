@@ -120,8 +120,7 @@ class SemanticFolder(BaseImageDataset):
                 f"{pluralize(len(self.classes), 'classes')}; expected as many different numbers from 0 to "
                 f"{_NUM_VALUES - 1}."
             )
-        ambiguous = sorted(set(values) & set(ignored_values))
-        if ambiguous:
+        if ambiguous := sorted(set(values) & set(ignored_values)):
             name = self.classes[values.index(ambiguous[0])]
             raise ConfigError(
                 f"dataset SemanticFolder: value {ambiguous[0]} is class {name!r} and in "
@@ -185,8 +184,7 @@ def _choose(image_ids: list[str], names: Sequence[str] | str | Path, images: str
     if isinstance(names, str | Path):
         lines = read_lines(names, "names", remedy="Give a file with an image's id in each line.")
         listed = {one_form(line) for _, line in lines if not is_hidden(line)}
-        missing = sorted(listed - set(image_ids))
-        if missing:
+        if missing := sorted(listed - set(image_ids)):
             raise DataError(
                 f"names: '{names}' lists {pluralize(len(missing), 'images')} that '{images}' lacks, such as "
                 f"{missing[0]!r}."
@@ -224,8 +222,7 @@ def pair_files(
     if not image_of:
         kind = "image" if image_suffix is None else f"file that ends in '{image_suffix}'"
         raise DataError(f"images: '{images}' contains no {kind}. Set image_suffix.")
-    unlabeled = sorted(image_of.keys() - labels_of.keys())
-    if unlabeled:
+    if unlabeled := sorted(image_of.keys() - labels_of.keys()):
         name = unlabeled[0]
         raise DataError(
             f"labels: {len(unlabeled)} of {len(image_of)} images have no label image, such as "

@@ -5,6 +5,7 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,9 +128,8 @@ def read_clips(
         for crop, transform in enumerate(crops):
             image = frame if transform is None else transform(AnnotatedImage(frame), seed=seed).image
             if clips is None:
-                clips = torch.empty(
-                    (len(numbers), len(crops), 3, numbers.shape[1], *image.shape[:2]), dtype=torch.uint8
-                )
+                shape = (len(numbers), len(crops), 3, numbers.shape[1], *image.shape[:2])
+                clips = torch.empty(shape, dtype=torch.uint8)
             for clip, position in np.argwhere(numbers == number).tolist():
                 clips[clip, crop, :, position] = to_tensor(image)
     return clips.flatten(0, 1), frame.shape[:2]
@@ -354,8 +354,7 @@ def _keep_existing(
         if parent not in listed:
             listed[parent] = set(os.listdir(parent)) if os.path.isdir(parent) else set()
         exist.append(base in listed[parent])
-    num_missing = exist.count(False)
-    if num_missing:
+    if num_missing := exist.count(False):
         first = names[exist.index(False)]
         message = f"{source}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first)}'."
         if on_missing == "raise" or num_missing == len(names):
@@ -364,5 +363,4 @@ def _keep_existing(
                 "dataset to leave them out."
             )
         logger.warning("%s They are left out (on_missing=skip).", message)
-    kept = [(name, label) for name, label, exists in zip(names, labels, exist) if exists]
-    return [name for name, _ in kept], [label for _, label in kept]
+    return [*compress(names, exist)], [*compress(labels, exist)]

@@ -87,13 +87,10 @@ def read_odvg(path: Path, label_map: Mapping[int, str] | None = None) -> Iterato
             raise DataError(f"{where}: {part} is {parts!r:.80}; expected a list of objects. Correct it.")
         check_count(len(parts), where)
         if kinds == ["detection"]:
-            yield GroundedImage(
-                name, width, height, None, [_instance(value, label_map, where) for value in parts], where
-            )
+            caption, regions = None, [_instance(value, label_map, where) for value in parts]
         else:
-            yield GroundedImage(
-                name, width, height, *_read_caption(entry.get("caption"), parts, agreement, where), where
-            )
+            caption, regions = _read_caption(entry.get("caption"), parts, agreement, where)
+        yield GroundedImage(name, width, height, caption, regions, where)
     agreement.check()
 
 
@@ -123,7 +120,6 @@ def _read_caption(
     if without and len(without) < len(entries):
         raise DataError(f"{where}: a region has no tokens_positive, and others have. Give all of them theirs, or none.")
     regions = []
-    phrases = []
     for entry in entries:
         phrase = entry.get("phrase")
         if not isinstance(phrase, str) or not re.sub(r"[\s.?]", "", phrase):
@@ -131,7 +127,6 @@ def _read_caption(
         boxes = entry.get("bbox")
         several = isinstance(boxes, list) and boxes and isinstance(boxes[0], list)
         boxes = [_corners(box, where) for box in (boxes if several else [boxes])]
-        phrases.append(phrase)
         spans = () if without else check_spans(entry["tokens_positive"], caption, where)
         regions.append(Region(boxes, phrase, spans))
         if spans:
@@ -143,14 +138,13 @@ def _of_phrases(regions: list[Region]) -> tuple[str, list[Region]]:
     """Return a caption made of the phrases of regions, each once, and the regions with their characters in it."""
     spans: dict[str, Span] = {}
     caption = ""
-    for region in regions:
-        # A dot within a phrase would end it.
-        phrase = " ".join(re.sub(r"[.?]", " ", region.name).split())
+    # A dot within a phrase would end it.
+    phrases = [" ".join(re.sub(r"[.?]", " ", region.name).split()) for region in regions]
+    for phrase in phrases:
         if phrase.lower() not in spans:
             spans[phrase.lower()] = (len(caption), len(caption) + len(phrase))
             caption += f"{phrase} . "
-    keys = [" ".join(re.sub(r"[.?]", " ", region.name).split()).lower() for region in regions]
-    return caption.strip(), [region._replace(spans=(spans[key],)) for region, key in zip(regions, keys)]
+    return caption.strip(), [r._replace(spans=(spans[phrase.lower()],)) for r, phrase in zip(regions, phrases)]
 
 
 def read_label_map(path: Path) -> dict[int, str]:

@@ -102,12 +102,8 @@ def _read_tasks(annotations: Path) -> tuple[Path, list[dict[str, Any]], list[str
             )
         tasks += page
     missing = max(totals) - len(tasks)
-    notes = (
-        [f"{missing} of {max(totals)} tasks are on pages that are not here: export all as 'JSON'"]
-        if missing > 0
-        else []
-    )
-    return paths[0], tasks, notes
+    note = f"{missing} of {max(totals)} tasks are on pages that are not here: export all as 'JSON'"
+    return paths[0], tasks, [note] if missing > 0 else []
 
 
 def _image_name(data: Mapping[str, Any], context: str) -> str:
@@ -175,11 +171,8 @@ def _fields(kind: Any, value: Mapping[str, Any], image: Mapping[str, Any], conte
 
     if kind == "polygonlabels":
         points = value.get("points")
-        if (
-            not isinstance(points, list)
-            or len(points) < 3
-            or not all(isinstance(p, list) and len(p) == 2 for p in points)
-        ):
+        is_outline = isinstance(points, list) and len(points) >= 3
+        if not is_outline or not all(isinstance(p, list) and len(p) == 2 for p in points):
             raise DataError(f"{context}: a polygon has points {points!r:.80}; expected three [x, y] or more.")
         return polygon_fields([[v for x, y in points for v in (percent(x, "width"), percent(y, "height"))]])
     if kind not in ("rectanglelabels", "ellipselabels"):

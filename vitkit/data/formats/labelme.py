@@ -103,10 +103,8 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
             group = shape.get("group_id")
             groups.setdefault((label, f"shape {number}" if group is None else repr(group)), []).append(polygon)
         else:
-            data.leave_out(
-                f"shapes of type {kind!r:.50}" if kind not in _POINTS else f"shapes of type {kind}",
-                f"{path.name} shape {number}",
-            )
+            shown = kind if kind in _POINTS else f"{kind!r:.50}"
+            data.leave_out(f"shapes of type {shown}", f"{path.name} shape {number}")
     for (label, _), polygons in groups.items():
         data.add_object(image["id"], label, **polygon_fields(polygons))
 

@@ -78,14 +78,9 @@ def fit_images(
     if files and len(sampled) < len(images):
         files = _other_sizes(images, folder)
     by_id = {image["id"]: image for image in images if image["id"] in files}
-    sizes = {
-        id_: (_read_listed_size(by_id[id_]), size)
-        for id_, size in files.items()
-        if is_scaled(_read_listed_size(by_id[id_]), size)
-    }
-    others = [
-        image for id_, image in by_id.items() if id_ not in sizes and files[id_] != _read_listed_size(image)[::-1]
-    ]
+    listed = {id_: _read_listed_size(image) for id_, image in by_id.items()}
+    sizes = {id_: (listed[id_], size) for id_, size in files.items() if is_scaled(listed[id_], size)}
+    others = [image for id_, image in by_id.items() if id_ not in sizes and files[id_] != listed[id_][::-1]]
     if strict and others:
         raise DataError(size_difference(others[0], files[others[0]["id"]], len(others)))
     if not sizes:

@@ -6,7 +6,7 @@ Rectangles, polygons, circles and ellipses are read; points and lines enclose no
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,16 +155,10 @@ def _polygon(region: _ViaRegion) -> dict[str, Any]:
 
 def _ellipse(region: _ViaRegion) -> dict[str, Any]:
     x, y = _number(region, "cx"), _number(region, "cy")
-    radius_x, radius_y = (
-        _number(region, name) for name in ("rr" if region.shape["name"] == "circle" else ("rx", "ry"))
-    )
+    fields = ("r", "r") if region.shape["name"] == "circle" else ("rx", "ry")
+    radius_x, radius_y = (_number(region, field) for field in fields)
     degrees = math.degrees(_number(region, "theta")) if "theta" in region.shape else 0.0
     return polygon_fields([ellipse_polygon((x, y), (radius_x, radius_y), degrees)])
 
 
-_FIELDS: dict[str, Callable[[_ViaRegion], dict[str, Any]]] = {
-    "rect": _rectangle,
-    "polygon": _polygon,
-    "circle": _ellipse,
-    "ellipse": _ellipse,
-}
+_FIELDS = {"rect": _rectangle, "polygon": _polygon, "circle": _ellipse, "ellipse": _ellipse}

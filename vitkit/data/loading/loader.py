@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -103,16 +104,14 @@ class BatchLoader:
             for error in errors:
                 # Logged as an error: ranks other than the main one print nothing less severe, and each rank sees
                 # different files.
-                self._log_once(
-                    "skipped", logging.ERROR, f"{error} Another sample takes its place (data.on_error=skip)."
-                )
+                message = f"{error} Another sample takes its place (data.on_error=skip)."
+                self._log_once("skipped", logging.ERROR, message)
             # The views of a video share one target.
             padded = {str(target["image_id"]) for target in batch.targets if target.get("is_padded")}
             self.num_padded += len(padded)
             for name in sorted(padded):
-                self._log_once(
-                    "padded", logging.WARNING, f"video '{name}' is shorter than a clip: its last frame is repeated."
-                )
+                message = f"video '{name}' is shorter than a clip: its last frame is repeated."
+                self._log_once("padded", logging.WARNING, message)
             if self.device is not None and self.dataset.batch_transforms is not None:
                 batch = self.dataset.batch_transforms(batch.to(self.device))
             yield batch
@@ -157,12 +156,12 @@ class _BatchRequest(NamedTuple):
     """Number of the batch in its epoch."""
 
 
+@dataclass
 class _BatchRequests:
     """The batches as requests; workers that stay between epochs learn the epoch from them."""
 
-    def __init__(self, batches: Batches, *, with_epochs: bool):
-        self.batches = batches
-        self.with_epochs = with_epochs
+    batches: Batches
+    with_epochs: bool
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -173,16 +172,14 @@ class _BatchRequests:
             yield _BatchRequest(samples, epoch, number)
 
 
+@dataclass
 class _BatchedDataset:
     """Loads, augments and collates a complete batch in the worker."""
 
-    def __init__(
-        self, dataset: Dataset, *, skip_errors: bool, augment: BatchAugmentation | None, prompt: PromptStep | None
-    ):
-        self.dataset = dataset
-        self.skip_errors = skip_errors
-        self.augment = augment
-        self.prompt = prompt
+    dataset: Dataset
+    skip_errors: bool
+    augment: BatchAugmentation | None
+    prompt: PromptStep | None
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -5,6 +5,7 @@ the middle of an epoch resumes with exactly the samples that it would have seen.
 """
 
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import numpy as np
 
@@ -17,6 +18,7 @@ WINDOW_BLOCKS = 256
 """Blocks of a pack among whose images an epoch's order is random: 1 GiB, some thousand photos."""
 
 
+@dataclass(eq=False, repr=False)
 class TrainBatches:
     """Training batches of this rank.
 
@@ -40,32 +42,24 @@ class TrainBatches:
         rank, world_size: those of this process.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        *,
-        batch_size: int,
-        seed: int,
-        groups: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
-        blocks: np.ndarray | None = None,
-        repeats: int = 1,
-        batches_per_step: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ):
-        self.batch_size = batch_size
-        self.seed = seed
-        self.repeats = repeats
-        self.batches_per_step = batches_per_step
-        self.groups = np.zeros(num_images, np.int64) if groups is None else groups
-        self.weights = weights
+    num_images: InitVar[int]
+    _: KW_ONLY
+    batch_size: int
+    seed: int
+    groups: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    blocks: InitVar[np.ndarray | None] = None
+    repeats: int = 1
+    batches_per_step: int = 1
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self, num_images: int, blocks: np.ndarray | None):
+        self.groups = np.zeros(num_images, np.int64) if self.groups is None else self.groups
         self._blocks = None if blocks is None else np.unique(blocks, return_inverse=True)[1]
-        self.rank = rank
-        self.world_size = world_size
         group_ids, counts = np.unique(self.groups, return_counts=True)
-        if weights is not None:
-            counts = np.rint(np.bincount(self.groups, weights)[group_ids]).astype(np.int64)
+        if self.weights is not None:
+            counts = np.rint(np.bincount(self.groups, self.weights)[group_ids]).astype(np.int64)
         # The same in every epoch: learning-rate schedules rely on it.
         self._group_sizes = {group: count for group, count in zip(group_ids.tolist(), counts.tolist()) if count}
         self.set_position(0)
@@ -140,6 +134,7 @@ class EvalBatches:
             yield [(index, index) for index in self.indices[start : start + self.batch_size]]
 
 
+@dataclass(eq=False, repr=False)
 class TokenBatches:
     """Batches of sentences of similar length for this rank, as large as a maximum number of tokens allows.
 
@@ -157,26 +152,21 @@ class TokenBatches:
         DataError: a sentence is longer than `batch_tokens`.
     """
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        *,
-        batch_tokens: int,
-        training: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ):
+    lengths: InitVar[np.ndarray]
+    _: KW_ONLY
+    batch_tokens: InitVar[int]
+    training: bool
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self, lengths: np.ndarray, batch_tokens: int):
         self.longest = lengths.max(axis=1)
         if self.longest.max() > batch_tokens:
             raise DataError(
                 f"data.tokens_per_gpu={batch_tokens}: a sentence has {self.longest.max()} tokens, which do not fit in "
                 "a batch. Raise it, or lower the dataset's max_length."
             )
-        self.training = training
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
         # Batch boundaries depend only on the sorted lengths, which are the same in every epoch.
         self._starts = _token_batch_starts(np.sort(self.longest)[::-1], batch_tokens)
         self.set_position(0)

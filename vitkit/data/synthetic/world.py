@@ -199,15 +199,8 @@ class Scene:
         segments = []
         for segment_id in np.unique(self.panoptic).tolist():
             mask = (self.panoptic == segment_id).view(np.uint8)
-            segments.append(
-                {
-                    "id": segment_id,
-                    "category_id": category_ids[segment_id - 1],
-                    "area": int(np.count_nonzero(mask)),
-                    "bbox": list(cv2.boundingRect(mask)),
-                    "iscrowd": 0,
-                }
-            )
+            shape = {"area": int(np.count_nonzero(mask)), "bbox": list(cv2.boundingRect(mask))}
+            segments.append({"id": segment_id, "category_id": category_ids[segment_id - 1], **shape, "iscrowd": 0})
         return segments
 
     @cached_property

@@ -304,9 +304,8 @@ class _TokenTable:
     def encode(cls, lines: Sequence[str], vocabulary: Vocabulary) -> "_TokenTable":
         parts, lengths = [], []
         for start in range(0, len(lines), _CHUNK_SIZE):
-            encoded = vocabulary.encode_all(
-                lines[index] for index in range(start, min(start + _CHUNK_SIZE, len(lines)))
-            )
+            chunk = range(start, min(start + _CHUNK_SIZE, len(lines)))
+            encoded = vocabulary.encode_all(lines[index] for index in chunk)
             lengths += [len(ids) for ids in encoded]
             parts.append(np.fromiter((index for ids in encoded for index in ids), np.int32))
         return cls(np.concatenate(parts), np.array(lengths, np.int64))

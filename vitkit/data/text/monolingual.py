@@ -38,6 +38,7 @@ class Sentences(TextDataset):
     def __init__(
         self,
         lines: Sequence[str],
+        /,
         *,
         objective: Objective = "causal",
         vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
@@ -84,22 +85,11 @@ class MonolingualText(Sentences):
 
     Args:
         file: text file with one sentence per line.
-        objective: see Sentences.
-        vocabulary, max_length, unfit_lines: see TextDataset.
+        options: the other arguments of Sentences: objective, vocabulary, max_length, unfit_lines.
     Raises:
         ConfigError: the objective is unknown.
         DataError: see TextLines.
     """
 
-    def __init__(
-        self,
-        file: str | Path,
-        *,
-        objective: Objective = "causal",
-        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
-        max_length: int = 256,
-        unfit_lines: UnfitLines | None = None,
-    ):
-        super().__init__(
-            TextLines(file), objective=objective, vocabulary=vocabulary, max_length=max_length, unfit_lines=unfit_lines
-        )
+    def __init__(self, file: str | Path, **options: Any):
+        super().__init__(TextLines(file), **options)

@@ -179,9 +179,8 @@ class MultiScaleCrop(_CropAndResize):
         crop_height, crop_width = height, width
         box = (0, 0, width, height)
         if self.py_random.random() < self.crop_probability:
-            resized = compute_resized_size(
-                height, width, short_side=self.py_random.choice(self.crop_scales), max_size=None
-            )
+            short_side = self.py_random.choice(self.crop_scales)
+            resized = compute_resized_size(height, width, short_side=short_side, max_size=None)
             crop_width, crop_height = (self._draw_extent(resized[axis]) for axis in (1, 0))
             top = self.py_random.randint(0, resized[0] - crop_height)
             left = self.py_random.randint(0, resized[1] - crop_width)

@@ -151,11 +151,7 @@ def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_val
     image = LazyImage(sample.image).move(matrix, (height, width), pad_value)
 
     corners = sample.boxes_xyxy[:, [[0, 1], [2, 1], [2, 3], [0, 3]]] @ matrix[:, :2].T + matrix[:, 2]
-    moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    boxes = moved.clip(0, [width, height] * 2)
-    sides = boxes[:, 2:] - boxes[:, :2]
-    areas = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
-    rows = (sides >= visibility.side).all(axis=1) & (sides.prod(axis=1) >= visibility.share * areas)
+    boxes, rows = visibility.cut(np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1), height, width)
     masks = None
     if sample.masks is not None:
         image = image.render()

@@ -27,6 +27,13 @@ class Visibility(NamedTuple):
     side: float
     """Width and height of its box, in pixels."""
 
+    def cut(self, boxes_xyxy: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cut boxes (N, 4) at the edges of an image; return them, and which of them remain, (N,) bool."""
+        cut = boxes_xyxy.clip(0, np.array([width, height] * 2, boxes_xyxy.dtype))
+        sides = cut[:, 2:] - cut[:, :2]
+        areas = (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(axis=1)
+        return cut, (sides >= self.side).all(axis=1) & (sides.prod(axis=1) >= self.share * areas)
+
 
 @TRANSFORMS.register
 class MultiImageTransforms:
@@ -156,11 +163,8 @@ def make_mosaic(
         new_height, new_width = max(1, round(old_height * ratio)), max(1, round(old_width * ratio))
         is_right, is_bottom = i % 2 == 1, i >= 2
         left, top = x if is_right else x - new_width, y if is_bottom else y - new_height
-        window = (
-            max(left, 0), max(top, 0), min(left + new_width, width), min(top + new_height, height),
-        )  # fmt: skip
+        x0, y0, x1, y1 = max(left, 0), max(top, 0), min(left + new_width, width), min(top + new_height, height)
         resized = sample.resize(resize_image(sample.image, (new_height, new_width)))
-        x0, y0, x1, y1 = window
         canvas[y0:y1, x0:x1] = resized.image[y0 - top : y1 - top, x0 - left : x1 - left]
         parts.append(place(resized, size, (left, top), visibility))
     return join(canvas, parts)
@@ -214,11 +218,7 @@ def place(
         size: (height, width) of the canvas.
     """
     (height, width), (left, top) = size, offset
-    moved = sample.boxes_xyxy + np.array([left, top] * 2, np.float32)
-    boxes = moved.clip(0, np.array([width, height] * 2, np.float32))
-    sides = boxes[:, 2:] - boxes[:, :2]
-    areas = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
-    rows = (sides >= visibility.side).all(axis=1) & (sides.prod(axis=1) >= visibility.share * areas)
+    boxes, rows = visibility.cut(sample.boxes_xyxy + np.array([left, top] * 2, np.float32), height, width)
     masks = None
     if sample.masks is not None:
         masks = np.zeros((np.count_nonzero(rows), height, width), np.uint8)

@@ -119,10 +119,8 @@ class _Pipeline:
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
         if isinstance(image, np.ndarray) and image.ndim == 2:
             image = image[:, :, None]  # OpenCV drops the axis of a single channel
-        if not isinstance(image, np.ndarray | LazyImage) or (image.dtype, image.shape[2:]) != (
-            sample.image.dtype,
-            sample.image.shape[2:],
-        ):
+        expected = sample.image.dtype, sample.image.shape[2:]
+        if not isinstance(image, np.ndarray | LazyImage) or (image.dtype, image.shape[2:]) != expected:
             kind = "a uint8 RGB image" if is_rgb else f"an image of uint16 with {sample.image.shape[2]} channels"
             raise ConfigError(
                 f"transforms: the result is not {kind}. Normalization and conversion to tensors happen "
