@@ -55,8 +55,7 @@ class SampleEvaluator(Evaluator):
         if not is_main():
             return {}
         self.metrics = self._compute()
-        missing = [name for name in self.extra_metrics if name not in self.metrics]
-        if missing:
+        if missing := [name for name in self.extra_metrics if name not in self.metrics]:
             raise ConfigError(
                 f"{type(self).__name__} declares extra_metrics {', '.join(map(repr, missing))}, which its _compute "
                 "does not return."

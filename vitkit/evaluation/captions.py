@@ -27,9 +27,6 @@ class CaptionEvaluator(SampleEvaluator):
     Every image of the dataset counts, with all its references; an image without a prediction counts as having an empty
     caption. CIDEr-D is scaled as the COCO evaluation reports it, up to 10 and about 1.0 for good models; all others are
     in 0..1. "exact_match" is the fraction of captions that equal a reference word for word.
-
-    Args:
-        dataset: the evaluated dataset.
     """
 
     per_class_metric = "CIDEr-D"
@@ -61,8 +58,7 @@ class CaptionEvaluator(SampleEvaluator):
     def _compute(self) -> dict[str, float]:
         """Return the metrics of the corpus."""
         ids = list(self.dataset.image_ids)
-        missing = len(ids) - len(self.stored_predictions)
-        if missing:
+        if missing := len(ids) - len(self.stored_predictions):
             logger.warning("%d of %d images have no caption, which counts as an empty one", missing, len(ids))
         candidates = [tokenize_caption(self.stored_predictions.get(image_id, "")) for image_id in ids]
         references = [

@@ -34,9 +34,6 @@ class ClassificationEvaluator(SampleEvaluator):
     """Top-1 and top-5 accuracy (top1 and top5, in 0..1), and the confusions between classes.
 
     Every image of the dataset counts once; an image without a prediction counts as wrong.
-
-    Args:
-        dataset: the evaluated dataset.
     """
 
     per_class_metric = "accuracy"
@@ -154,14 +151,11 @@ def _classes_of(image: Any, label_of: Mapping[str, int]) -> _StoredClasses | Non
     if not isinstance(image, dict) or not isinstance(image.get("image_id"), int | str):
         return None
     names, scores = image.get("predicted"), image.get("scores")
-    if not (
-        isinstance(names, list)
-        and isinstance(scores, list)
-        and len(names) == len(scores) == min(_NUM_BEST, len(label_of))
-    ):
+    are_lists = isinstance(names, list) and isinstance(scores, list)
+    if not are_lists or not len(names) == len(scores) == min(_NUM_BEST, len(label_of)):
         return None
     if not all(isinstance(name, str) and name in label_of for name in (image.get("class"), *names)):
         return None
-    if not all(is_number(score) for score in scores):
+    if not all(map(is_number, scores)):
         return None
     return _StoredClasses(label_of[image["class"]], [label_of[name] for name in names], scores)

@@ -261,8 +261,7 @@ class CocoEvaluator(SampleEvaluator):
             )
             precision, recall = self._curves[iou_type] = self._matches[iou_type].precision_and_recall()
             by_id = np.argsort(self._category_ids)  # the order in which pycocotools averages
-            summarize = _summarize_keypoints if iou_type == "keypoints" else _summarize
-            numbers = summarize(precision[: len(IOUS), :, by_id], recall[: len(IOUS), by_id])
+            numbers = _summarize(precision[: len(IOUS), :, by_id], recall[: len(IOUS), by_id], iou_type)
             names = self.names_of(iou_type)
             metrics |= {f"{iou_type}/{name}": value for name, value in zip(names, numbers, strict=True)}
             for name, classes in self.groups.items():
@@ -315,13 +314,11 @@ class CocoEvaluator(SampleEvaluator):
         known: Mapping[int, ImageMatches] | None = None,
     ) -> dict[int, ImageMatches]:
         """Return the matches of each image that has predictions; those that are `known` are not computed again."""
-        if iou_type == "segm":
-            unmasked = [a for a in truth["annotations"] if not a.get("segmentation")]
-            if unmasked:
-                raise DataError(
-                    f"{len(unmasked)} of {len(truth['annotations'])} annotations have no segmentation, such as "
-                    f"{unmasked[0]['id']} (image {unmasked[0]['image_id']}). To evaluate masks, every object needs one."
-                )
+        if iou_type == "segm" and (unmasked := [a for a in truth["annotations"] if not a.get("segmentation")]):
+            raise DataError(
+                f"{len(unmasked)} of {len(truth['annotations'])} annotations have no segmentation, such as "
+                f"{unmasked[0]['id']} (image {unmasked[0]['image_id']}). To evaluate masks, every object needs one."
+            )
         matches, of_image = dict(known or {}), group_objects(truth)
         none = (None, None)  # boxes need no sizes
         sizes = {x["id"]: image_sides(x)[::-1] if iou_type == "segm" else none for x in truth["images"]}
@@ -488,8 +485,7 @@ class CocoEvaluator(SampleEvaluator):
             shown = coco_mask.toBbox(masks) if points is None and masks else points
             shown = keypoints.boxes_around_points(points) if points is not None else shown
             boxes = [
-                result["bbox"] if "bbox" in result else shown[position].tolist()
-                for position, result in enumerate(image_results)
+                result["bbox"] if "bbox" in result else shown[k].tolist() for k, result in enumerate(image_results)
             ]
             self.stored_predictions[image_id] = Predictions(
                 np.array([result["category_id"] for result in image_results], np.int64),
@@ -530,19 +526,15 @@ def mean_of_valid(values: np.ndarray) -> float:
     return float(valid.mean()) if valid.size else -1.0
 
 
-def _summarize(precision: np.ndarray, recall: np.ndarray) -> list[float]:
-    """Return COCO's twelve numbers from (IoU, recall, class, size) precision and (IoU, class, size, limit) recall."""
-    sizes = range(1, len(AREAS))
+def _summarize(precision: np.ndarray, recall: np.ndarray, iou_type: str) -> list[float]:
+    """Return COCO's twelve numbers, or ten of keypoints, from (IoU, recall, class, size) precision and (IoU, class,
+    size, limit) recall."""
+    if iou_type == "keypoints":
+        sizes, recalls = range(2, len(AREAS)), [recall[:, :, 0], recall[0, :, 0], recall[5, :, 0]]
+    else:
+        sizes, recalls = range(1, len(AREAS)), [recall[:, :, 0, limit] for limit in range(3)]
     precisions = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *(precision[..., k] for k in sizes)]
-    recalls = [*(recall[:, :, 0, limit] for limit in range(3)), *(recall[:, :, k, -1] for k in sizes)]
-    return [mean_of_valid(values) for values in (*precisions, *recalls)]
-
-
-def _summarize_keypoints(precision: np.ndarray, recall: np.ndarray) -> list[float]:
-    """Return COCO's ten numbers of keypoints, like `_summarize`."""
-    large = range(2, len(AREAS))
-    precisions = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *(precision[..., k] for k in large)]
-    recalls = [recall[:, :, 0], recall[0, :, 0], recall[5, :, 0], *(recall[:, :, k] for k in large)]
+    recalls += [recall[:, :, k, -1] for k in sizes]
     return [mean_of_valid(values) for values in (*precisions, *recalls)]
 
 

@@ -237,9 +237,8 @@ class DetectionMatches:
         """
         rows, near, objects = self._rows_of[label], self._near_of[label], self._objects_of[label]
         correct = np.zeros((len(self.ious), len(rows)), bool)
-        counted = np.repeat(
-            ~(self._outside[size, rows] | self._unsure[rows].astype(bool))[None], len(self.ious), axis=0
-        )
+        uncounted = self._outside[size, rows] | self._unsure[rows].astype(bool)
+        counted = np.repeat(~uncounted[None], len(self.ious), axis=0)
         matched = self.matched[near, size].T  # (T, K)
         has_object = matched >= 0
         columns = np.searchsorted(rows, self.near[near])

@@ -76,11 +76,7 @@ class FeatureClassifier(ClassificationEvaluator):
 
 @EVALUATORS.register
 class FeatureStatistics(SampleEvaluator):
-    """Statistics of features without labels, which show a collapse; see `spread_and_rank`.
-
-    Args:
-        dataset: the evaluated dataset.
-    """
+    """Statistics of features without labels, which show a collapse; see `spread_and_rank`."""
 
     takes_outputs = True
 

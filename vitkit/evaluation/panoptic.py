@@ -51,8 +51,6 @@ class PanopticEvaluator(SampleEvaluator):
     segments of an image without a prediction are missed. Classes without any segment, true or wrongly predicted, are
     left out of the means.
 
-    Args:
-        dataset: the evaluated dataset.
     Raises:
         ConfigError: the dataset has no panoptic ground truth.
     """

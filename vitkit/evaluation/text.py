@@ -235,17 +235,10 @@ class _Likelihood(NamedTuple):
 
 @EVALUATORS.register
 class LanguageModelEvaluator(SampleEvaluator):
-    """Perplexity of a language model, and the fraction of tokens to which it gives the highest probability.
-
-    Args:
-        dataset: the evaluated dataset.
-    """
+    """Perplexity of a language model, and the fraction of tokens to which it gives the highest probability."""
 
     takes_outputs = True
     lower_is_better = ("perplexity",)
-
-    def __init__(self, dataset: Sized):
-        super().__init__(dataset)
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; sentences that were seen before are ignored.

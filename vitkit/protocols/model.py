@@ -14,6 +14,11 @@ from vitkit.structures import AttentionLayers
 logger = logging.getLogger("vitkit")
 
 
+ObjectField = Literal["boxes_xyxy", "masks", "keypoints", "phrases"]
+ImageField = Literal["class_scores", "semantic", "panoptic", "features"]
+"""Fields of predictions, of each object and of the image as a whole."""
+
+
 class Head(Protocol):
     """Predicts from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`, and with
     `num_queries` if its model has that argument.
@@ -39,20 +44,7 @@ class Model(nn.Module):
     what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption` (such a model is also a
     `vitkit.models.text_prompted.TextPrompted`); "source", the tokens of a text that another is written from; "tokens",
     those of a text that is continued or whose masks are filled."""
-    returns: Sequence[
-        Literal[
-            "boxes_xyxy",
-            "masks",
-            "keypoints",
-            "semantic",
-            "panoptic",
-            "class_scores",
-            "phrases",
-            "text",
-            "masked_tokens",
-            "features",
-        ]
-    ] = ()
+    returns: Sequence[ObjectField | ImageField | Literal["text", "masked_tokens"]] = ()
     """What its predictions have, by their fields (vitkit/structures.py), "masked_tokens" for a model that fills masks,
     and "features" for one whose only output is a vector of each image; empty: it does not say, and is taken for a
     detector."""

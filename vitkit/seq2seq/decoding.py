@@ -341,16 +341,12 @@ def _beam_search(
             attended = attention[:, None] if attended is None else torch.cat([attended, attention[:, None]], dim=1)
 
         is_end = next_tokens == EOS
-        _collect(
-            finished,
-            sources,
-            is_end[:, :beams] & scores[:, :beams].isfinite() & running,
-            scores=scores[:, :beams],
-            parents=parents[:, :beams],
-            written=written,
-            attended=attended,
-            penalty=settings.penalty(step + 1),
-        )
+        is_counted = is_end[:, :beams] & scores[:, :beams].isfinite() & running
+        if is_counted.any():
+            rows = parents[:, :beams][is_counted]
+            ended = _hypotheses(scores[:, :beams][is_counted], written, attended, rows, settings.penalty(step + 1))
+            for index, hypothesis in zip(is_counted.nonzero()[:, 0].tolist(), ended):
+                finished[sources[index]].append(hypothesis)
         # At most one continuation of each beam is an EOS, so at least `beams` others remain.
         continuing = is_end.int().sort(dim=-1, stable=True).indices[:, :beams]
         totals, parents, tokens = (x.gather(1, continuing) for x in (scores, parents, next_tokens))
@@ -376,7 +372,8 @@ def _beam_search(
         # A source can only have too few if the loop ran until max_length.
         if len(best[source]) < settings.n_best:
             rows = slice(index * beams, (index + 1) * beams)
-            best[source] += _cut(totals[index], written[rows], None if attended is None else attended[rows], settings)
+            penalty = settings.penalty(settings.max_length)
+            best[source] += _hypotheses(totals[index], written, attended, rows, penalty)
             del best[source][settings.n_best :]
     return best
 
@@ -398,34 +395,11 @@ def _best_continuations(totals: Tensor, log_probs: Tensor, count: int) -> tuple[
     scores, best = scores.topk(min(count, beams * per_row), dim=-1)
     tokens = tokens.view(sources, -1).gather(1, best)
     parents = best // per_row + torch.arange(sources, device=best.device)[:, None] * beams
-    missing = count - scores.shape[1]
-    if missing:
+    if missing := count - scores.shape[1]:
         scores = nn.functional.pad(scores, (0, missing), value=float("-inf"))
         tokens = nn.functional.pad(tokens, (0, missing), value=PAD)
         parents = torch.cat([parents, parents[:, :1].expand(-1, missing)], dim=1)
     return scores, parents, tokens
-
-
-def _collect(
-    finished: list[list[Hypothesis]],
-    sources: Sequence[int],
-    is_end: Tensor,
-    *,
-    scores: Tensor,
-    parents: Tensor,
-    written: Tensor,
-    attended: Tensor | None,
-    penalty: float,
-) -> None:
-    """Add the hypotheses that finish at this step: those of the best continuations with `is_end` (sources, beams)."""
-    if not is_end.any():
-        return
-    indices, rows = is_end.nonzero()[:, 0], parents[is_end]
-    attention = None if attended is None else attended[rows].float().cpu()
-    hypotheses = zip(indices.tolist(), scores[is_end].tolist(), written[rows].tolist())
-    for i, (index, score, ids) in enumerate(hypotheses):
-        weights = None if attention is None else attention[i, : len(ids)]
-        finished[sources[index]].append(Hypothesis(ids, score / penalty, weights))
 
 
 def _is_done(finished: Sequence[Hypothesis], best_running: float, settings: DecodingSettings) -> bool:
@@ -436,12 +410,14 @@ def _is_done(finished: Sequence[Hypothesis], best_running: float, settings: Deco
     return sum(hypothesis.score >= reachable for hypothesis in finished) >= settings.n_best
 
 
-def _cut(totals: Tensor, written: Tensor, attended: Tensor | None, settings: DecodingSettings) -> list[Hypothesis]:
-    """Return the running beams of a source at `max_length`, best first."""
-    attention = [None] * len(written) if attended is None else attended.float().cpu()
-    penalty = settings.penalty(settings.max_length)
+def _hypotheses(
+    totals: Tensor, written: Tensor, attended: Tensor | None, rows: Tensor | slice, penalty: float
+) -> list[Hypothesis]:
+    """Return the hypotheses that rows of `written` are, without those that are missing, whose total is -inf."""
+    tokens = written[rows].tolist()
+    attention = [None] * len(tokens) if attended is None else attended[rows, : written.shape[1]].float().cpu()
     return [
         Hypothesis(ids, total / penalty, weights)
-        for ids, total, weights in zip(written.tolist(), totals.tolist(), attention)
+        for ids, total, weights in zip(tokens, totals.tolist(), attention)
         if total != float("-inf")
     ]

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.layers import Activation, Linear
 from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices, set_norm_eps
@@ -22,7 +21,7 @@ from vitkit.protocols.model import Model
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalEncoder, KeyValueCache
-from vitkit.seq2seq.transformer import causal_bias, have_same_tokens
+from vitkit.seq2seq.transformer import TextDecoder, causal_bias, have_same_tokens
 from vitkit.seq2seq.word_vectors import init_embedding
 from vitkit.structures import BOS, EOS, PAD
 from vitkit.text.vocabulary import Vocabulary
@@ -144,9 +143,7 @@ class DecoderOnly(TextGenerator):
             x = layer.step(x, cache, bias=bias)
         return self.logits(self.stack.norm(x))[:, 0], state, None
 
-    def logits(self, x: Tensor) -> Tensor:
-        """(..., d_model) -> (..., V)."""
-        return linear(x, (self.embedding if self.output is None else self.output).weight, self.output_bias)
+    logits = TextDecoder.logits
 
 
 @MODELS.register
@@ -219,13 +216,9 @@ class PrefixLanguageModel(DecoderOnly):
             source_padding = torch.zeros_like(source, dtype=torch.bool)
         source_length, target_length = source.shape[1], target_in.shape[1]
         # The target's positions continue those of the source, without its padding.
-        positions = torch.cat(
-            [
-                torch.arange(source_length, device=source.device).expand_as(source),
-                (~source_padding).sum(dim=1, keepdim=True) + torch.arange(target_length, device=source.device),
-            ],
-            dim=1,
-        )
+        of_source = torch.arange(source_length, device=source.device).expand_as(source)
+        of_target = (~source_padding).sum(dim=1, keepdim=True) + torch.arange(target_length, device=source.device)
+        positions = torch.cat([of_source, of_target], dim=1)
         x = self.positions(self.embedding(torch.cat([source, target_in], dim=1)), positions=positions)
         bias = mask_bias(prefix_mask(source_padding, target_length))[:, None]
         return {"logits": self.logits(self.stack(x, bias=bias)[:, source_length:])}
@@ -327,7 +320,7 @@ class MaskedLanguageModel(Model):
         init_matrices(self)
         set_norm_eps(self, norm_eps)
 
-    load_pretrained = DecoderOnly.load_pretrained
+    load_pretrained, logits = DecoderOnly.load_pretrained, TextDecoder.logits
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Mask tokens, and predict the token at each position.
@@ -352,8 +345,7 @@ class MaskedLanguageModel(Model):
         bias = None if padding_mask is None else padding_bias(padding_mask)
         x = self.encoder(self.positions(self.embedding(tokens)), bias=bias)
         x = x[:, 1:] if self.class_token else x
-        table = self.embedding if self.output is None else self.output
-        return linear(self.head(x), table.weight, self.output_bias)
+        return self.logits(self.head(x))
 
     def mask(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens (B, S) with masked ones replaced, and which were chosen, (B, S) bool."""

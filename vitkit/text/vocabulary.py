@@ -105,8 +105,11 @@ class Vocabulary:
         self.lowercase = lowercase
         self.unknown: Counter[str] = Counter()
         self._pieces = pieces
-        self.tokens = list(tokens)
-        _check_tokens(self.tokens)
+        self.tokens = tokens = list(tokens)
+        if not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
+            raise ValueError("tokens: expected distinct texts.")
+        if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+            raise ValueError(f"tokens: begin with {list(tokens[:4])!r:.100}; expected {', '.join(SPECIAL_TOKENS)}.")
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         self.numbers: Sequence[int] = range(len(self.tokens))
 
@@ -507,14 +510,6 @@ def vocabularies_from_json(saved: Mapping[str, str] | None, name: str = "checkpo
 def _check_kind(kind: str) -> None:
     if kind not in get_args(VocabularyKind):
         raise ConfigError(f"vocabulary: got {kind!r}; expected one of {', '.join(get_args(VocabularyKind))}.")
-
-
-def _check_tokens(tokens: Sequence[str]) -> None:
-    """Raise a ValueError unless tokens are distinct texts that begin with the special tokens."""
-    if not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
-        raise ValueError("tokens: expected distinct texts.")
-    if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
-        raise ValueError(f"tokens: begin with {list(tokens[:4])!r:.100}; expected {', '.join(SPECIAL_TOKENS)}.")
 
 
 def _check_not_empty(tokens: Sequence | Counter) -> None:
