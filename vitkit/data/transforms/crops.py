@@ -244,8 +244,8 @@ class JitteredCrop(_FixedSizeCrop):
     The image is fitted into `crop_size` times a factor drawn from `scale_range`.
     """
 
-    def __init__(self, *, scale_range: tuple[float, float], crop_size: tuple[int, int], pad_value: int):
-        super().__init__(crop_size=crop_size, pad_value=pad_value)
+    def __init__(self, *, scale_range: tuple[float, float], **crop: Any):
+        super().__init__(**crop)
         self.scale_range = scale_range
 
     def draw_size(self, height: int, width: int) -> tuple[int, int]:
@@ -257,16 +257,8 @@ class JitteredCrop(_FixedSizeCrop):
 class ShortSideCrop(_FixedSizeCrop):
     """Crop an image whose short side was resized to one of `short_sides`; see `compute_resized_size`."""
 
-    def __init__(
-        self,
-        *,
-        short_sides: Sequence[int],
-        max_size: int,
-        crop_size: tuple[int, int],
-        pad_value: int,
-        max_class_area: float,
-    ):
-        super().__init__(crop_size=crop_size, pad_value=pad_value, max_class_area=max_class_area)
+    def __init__(self, *, short_sides: Sequence[int], max_size: int, **crop: Any):
+        super().__init__(**crop)
         self.short_sides = tuple(short_sides)
         self.max_size = max_size
 

@@ -43,19 +43,21 @@ class _Pipeline:
 
     Args:
         transforms: the transforms, in order.
-        check_each_transform: remove boxes as soon as a transform moves them outside. Otherwise they are removed after
-            the last transform, which is faster, and equivalent if no transform can bring them back.
         min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
         min_box_side: an object is removed if its box is narrower or shorter than this many pixels of the result.
     Raises:
         ConfigError: min_visible is not in 0..1, or min_box_side is negative.
     """
 
+    check_each_transform = False
+    """Whether boxes are removed as soon as a transform moves them outside. Otherwise they are removed after the last
+    transform, which is faster, and equivalent if no transform can bring them back."""
+
     def __init__(
         self,
         transforms: Sequence[A.BasicTransform | A.BaseCompose],
+        /,
         *,
-        check_each_transform: bool = True,
         min_visible: float = 0.0,
         min_box_side: float = 0.0,
     ):
@@ -71,7 +73,7 @@ class _Pipeline:
             min_width=max(min_box_side, _MIN_BOX_SIDE),
             min_height=max(min_box_side, _MIN_BOX_SIDE),
             min_visibility=min_visible,
-            check_each_transform=check_each_transform,
+            check_each_transform=self.check_each_transform,
         )
         # With a column for the number of the point. Those outside stay: a later transform may bring them back.
         points = A.KeypointParams(format="xy", remove_invisible=False)
@@ -82,7 +84,7 @@ class _Pipeline:
         moving = [type(transform) for transform in transforms if type(transform) is not PhotometricDistort]
         self.takes_lazy_images = (
             type(self).__call__ is _Pipeline.__call__
-            and check_each_transform
+            and self.check_each_transform
             and {*moving[:1]} <= {RandomZoomOut, RandomIoUCrop, HorizontalFlip}
             and {*moving[1:]} <= {RandomIoUCrop, HorizontalFlip}
         )
@@ -220,8 +222,7 @@ class DETRTrainTransforms(_Pipeline):
         crop_range: tuple[int, int] = (384, 600),
         flip_probability: float = 0.5,
         crop_probability: float = 0.5,
-        min_visible: float = 0.0,
-        min_box_side: float = 0.0,
+        **visibility: float,
     ):
         sizes = MultiScaleCrop(
             scales=scales,
@@ -230,12 +231,7 @@ class DETRTrainTransforms(_Pipeline):
             crop_range=crop_range,
             crop_probability=crop_probability,
         )
-        super().__init__(
-            [A.HorizontalFlip(p=flip_probability), sizes],
-            check_each_transform=False,
-            min_visible=min_visible,
-            min_box_side=min_box_side,
-        )
+        super().__init__([A.HorizontalFlip(p=flip_probability), sizes], **visibility)
 
 
 @TRANSFORMS.register
@@ -263,8 +259,7 @@ class LargeScaleJitter(_Pipeline):
         flip_probability: float = 0.5,
         pad_value: int = 128,
         color_probability: float = 0.0,
-        min_visible: float = 0.0,
-        min_box_side: float = 0.0,
+        **visibility: float,
     ):
         if not 0 < scale_range[0] <= scale_range[1]:
             raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (minimum, maximum) above 0.")
@@ -272,12 +267,7 @@ class LargeScaleJitter(_Pipeline):
             raise ConfigError(f"LargeScaleJitter: size is {size}; expected at least 1 pixel.")
         colors = [ColorDistortion(p=color_probability)] if color_probability else []
         crop = JitteredCrop(scale_range=tuple(scale_range), crop_size=(size, size), pad_value=pad_value)
-        super().__init__(
-            [A.HorizontalFlip(p=flip_probability), *colors, crop],
-            check_each_transform=False,
-            min_visible=min_visible,
-            min_box_side=min_box_side,
-        )
+        super().__init__([A.HorizontalFlip(p=flip_probability), *colors, crop], **visibility)
 
 
 @TRANSFORMS.register
@@ -322,7 +312,7 @@ class SemanticTrainTransforms(_Pipeline):
             max_class_area=max_class_area,
         )
         flip, colors = A.HorizontalFlip(p=flip_probability), ColorDistortion(p=color_probability)
-        super().__init__([crop, colors, flip], check_each_transform=False)
+        super().__init__([crop, colors, flip])
 
 
 @TRANSFORMS.register
@@ -397,12 +387,11 @@ class ComposedTransforms(_Pipeline):
         ConfigError: a name or an argument is unknown, or the transform cannot move boxes.
     """
 
+    check_each_transform = True
+
     def __init__(self, *, transforms: Sequence[dict[str, Any]], min_visible: float = 0.1, min_box_side: float = 2.0):
-        super().__init__(
-            [_build_albumentation(spec, f"transforms[{i}]") for i, spec in enumerate(transforms)],
-            min_visible=min_visible,
-            min_box_side=min_box_side,
-        )
+        built = [_build_albumentation(spec, f"transforms[{i}]") for i, spec in enumerate(transforms)]
+        super().__init__(built, min_visible=min_visible, min_box_side=min_box_side)
 
     @classmethod
     def check_arguments(

@@ -14,6 +14,8 @@ from vitkit.data.transforms.crops import MOVED_TARGETS, move_points, pad_image
 from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.registry import ALBUMENTATIONS
 
+Sides = tuple[int, int, int, int]
+"""Left, top, right and bottom, in pixels."""
 _GRAY = np.array([[0.2989, 0.587, 0.114]])
 """Weights of R, G and B in a pixel's brightness, as in torchvision."""
 
@@ -47,20 +49,18 @@ class RandomZoomOut(A.DualTransform):
         left, top = int(right * self.py_random.random()), int(bottom * self.py_random.random())
         return {"margins": (left, top, right - left, bottom - top)}
 
-    def apply(
-        self, img: np.ndarray | LazyImage, *, margins: tuple[int, int, int, int], **params: Any
-    ) -> np.ndarray | LazyImage:
+    def apply(self, img: np.ndarray | LazyImage, *, margins: Sides, **params: Any) -> np.ndarray | LazyImage:
         """Add the margins to an image."""
         if isinstance(img, LazyImage):
             left, top, right, bottom = margins
             return img.crop((-left, -top, img.shape[1] + right, img.shape[0] + bottom), self.fill)
         return pad_image(img, margins, self.fill)
 
-    def apply_to_mask(self, mask: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+    def apply_to_mask(self, mask: np.ndarray, *, margins: Sides, **params: Any) -> np.ndarray:
         """Add empty margins to a mask or segment map."""
         return pad_image(mask, margins, 0)
 
-    def apply_to_bboxes(self, bboxes: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+    def apply_to_bboxes(self, bboxes: np.ndarray, *, margins: Sides, **params: Any) -> np.ndarray:
         """Move (N, 4 or more) boxes, xyxy in 0..1 of the image."""
         left, top, right, bottom = margins
         height, width = params["shape"][:2]
@@ -69,9 +69,7 @@ class RandomZoomOut(A.DualTransform):
         moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height + top) / (height + top + bottom)
         return moved
 
-    def apply_to_keypoints(
-        self, keypoints: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any
-    ) -> np.ndarray:
+    def apply_to_keypoints(self, keypoints: np.ndarray, *, margins: Sides, **params: Any) -> np.ndarray:
         """Move (N, 2 or more) points, in pixels."""
         return move_points(keypoints, margins[:2])
 
@@ -136,7 +134,7 @@ class RandomIoUCrop(A.DualTransform):
                     return {"crop": crop, "inside": inside}
         return whole
 
-    def _draw_crop(self, height: int, width: int) -> tuple[int, int, int, int] | None:
+    def _draw_crop(self, height: int, width: int) -> Sides | None:
         low, high = self.scale_range
         new_width, new_height = (int(side * (low + (high - low) * self.py_random.random())) for side in (width, height))
         if not new_width or not new_height:
@@ -147,18 +145,14 @@ class RandomIoUCrop(A.DualTransform):
         top = int((height - new_height) * self.py_random.random())
         return left, top, left + new_width, top + new_height
 
-    def apply(
-        self, img: np.ndarray | LazyImage, *, crop: tuple[int, int, int, int], **params: Any
-    ) -> np.ndarray | LazyImage:
+    def apply(self, img: np.ndarray | LazyImage, *, crop: Sides, **params: Any) -> np.ndarray | LazyImage:
         """Crop an image, mask or segment map."""
         if isinstance(img, LazyImage):
             return img.crop(crop)
         x0, y0, x1, y1 = crop
         return np.ascontiguousarray(img[y0:y1, x0:x1])
 
-    def apply_to_bboxes(
-        self, bboxes: np.ndarray, *, crop: tuple[int, int, int, int], inside: np.ndarray, **params: Any
-    ) -> np.ndarray:
+    def apply_to_bboxes(self, bboxes: np.ndarray, *, crop: Sides, inside: np.ndarray, **params: Any) -> np.ndarray:
         """Move (N, 4 or more) boxes, xyxy in 0..1 of the image, and remove those outside."""
         x0, y0, x1, y1 = crop
         height, width = params["shape"][:2]
@@ -167,19 +161,17 @@ class RandomIoUCrop(A.DualTransform):
         moved[:, [1, 3]] = (moved[:, [1, 3]] * height - y0) / (y1 - y0)
         return moved
 
-    def apply_to_keypoints(
-        self, keypoints: np.ndarray, *, crop: tuple[int, int, int, int], **params: Any
-    ) -> np.ndarray:
+    def apply_to_keypoints(self, keypoints: np.ndarray, *, crop: Sides, **params: Any) -> np.ndarray:
         """Move (N, 2 or more) points, in pixels."""
         return move_points(keypoints, (-crop[0], -crop[1]))
 
 
-def _centers_inside(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
+def _centers_inside(boxes_xyxy: np.ndarray, crop: Sides) -> np.ndarray:
     centers = (boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2
     return ((centers > crop[:2]) & (centers < crop[2:])).all(axis=1)
 
 
-def _ious(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
+def _ious(boxes_xyxy: np.ndarray, crop: Sides) -> np.ndarray:
     sides = np.minimum(boxes_xyxy[:, 2:], crop[2:]) - np.maximum(boxes_xyxy[:, :2], crop[:2])
     shared = sides.clip(0).prod(axis=1)
     area = (crop[2] - crop[0]) * (crop[3] - crop[1])
