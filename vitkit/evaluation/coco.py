@@ -469,10 +469,8 @@ class CocoEvaluator(SampleEvaluator):
         for result in results:
             by_image.setdefault(result["image_id"], []).append(result)
         if num_empty := len(image_ids - by_image.keys()):
-            logger.warning(
-                "results '%s': no prediction for %d of %d images, whose objects count as missed",
-                path, num_empty, len(image_ids),
-            )  # fmt: skip
+            images = f"{num_empty} of {len(image_ids)} images"
+            logger.warning(f"results '{path}': no prediction for {images}, whose objects count as missed")
         for image_id, image_results in by_image.items():
             masks = None
             if has_masks:

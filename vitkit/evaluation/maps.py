@@ -11,7 +11,6 @@ import numpy as np
 from vitkit.errors import DataError
 from vitkit.io.folders import declare_output
 from vitkit.io.image_files import MAX_PIXELS, read_label_colors
-from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
 from vitkit.structures import IGNORE_INDEX
 
@@ -67,11 +66,6 @@ def make_map_folder(path: Path) -> Path:
 def map_folder(path: Path) -> Path:
     """Return the folder of the maps that belong to the results file `path`: NAME for NAME.json."""
     return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}_maps")
-
-
-def write_map(folder: Path, name: str, data: bytes) -> None:
-    """Write an encoded map; the name may contain folders."""
-    write_bytes(folder / name, data, below=folder)
 
 
 def check_size(predicted: np.ndarray, truth: np.ndarray, image_id: Any) -> None:

@@ -18,12 +18,11 @@ from vitkit.evaluation.maps import (
     map_name,
     positions_of,
     read_ids,
-    write_map,
 )
 from vitkit.evaluation.sample_statistics import PanopticStatistics
 from vitkit.io.coco_schema import panoptic_result_issues, raise_issues
 from vitkit.io.image_files import MAX_PIXELS, check_inside
-from vitkit.io.output import write_text
+from vitkit.io.output import write_bytes, write_text
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
@@ -140,7 +139,7 @@ class PanopticEvaluator(SampleEvaluator):
         annotations = []
         for image_id, prediction in sorted(self.stored_predictions.items()):
             name = map_name(image_id)
-            write_map(folder, name, prediction.png)
+            write_bytes(folder / name, prediction.png, below=folder)
             segments = [
                 {name: value for name, value in segment.items() if name != "label"}
                 | {"category_id": int(self.dataset.category_ids[segment["label"]])}

@@ -18,11 +18,10 @@ from vitkit.evaluation.maps import (
     map_folder,
     map_name,
     positions_of,
-    write_map,
 )
 from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.io.image_files import MAX_PIXELS, read_label_map
-from vitkit.io.output import write_text
+from vitkit.io.output import write_bytes, write_text
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols.dataset import Dataset
 from vitkit.registry import EVALUATORS
@@ -175,7 +174,7 @@ class SemanticEvaluator(SampleEvaluator):
         path = Path(path)
         folder = make_map_folder(path)
         for image_id, prediction in self.stored_predictions.items():
-            write_map(folder, map_name(image_id), prediction.png)
+            write_bytes(folder / map_name(image_id), prediction.png, below=folder)
         classes = [
             {"id": raw, "name": name, **self._by_class.get(name, {})}
             for raw, name in zip(self._raw.tolist(), self.dataset.classes)

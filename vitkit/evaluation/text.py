@@ -118,9 +118,8 @@ class TextEvaluator(SampleEvaluator):
         by_blanks = "bleu" in self.reported and self._tokenize in ("13a", "intl", "none")
         if by_blanks and 2 * len(_JOINED.findall(texts)) > len(texts):
             logger.warning(
-                "evaluator.tokenize=%s: the references have no blanks between words, so BLEU stays near 0. Set it to "
-                "zh for Chinese, ja-mecab for Japanese, or char.",
-                self._tokenize,
+                f"evaluator.tokenize={self._tokenize}: the references have no blanks between words, so BLEU stays near "
+                "0. Set it to zh for Chinese, ja-mecab for Japanese, or char."
             )
 
     def _compute(self) -> dict[str, float]:

@@ -208,10 +208,10 @@ class BlockCache:
             self.stores = False
             if _is_first_worker():
                 logger.warning(
-                    "'%s': remote files cannot be cached there (%s), so they are read each time. Set VITKIT_CACHE "
-                    "to a folder with space that may be written, or VITKIT_CACHE_GB to less than is free.",
-                    self.folder, error.strerror or error,
-                )  # fmt: skip
+                    f"'{self.folder}': remote files cannot be cached there ({error.strerror or error}), so they are "
+                    "read each time. Set VITKIT_CACHE to a folder with space that may be written, or VITKIT_CACHE_GB "
+                    "to less than is free."
+                )
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove the blocks unused for longest if, with `num_bytes` more, the cache is larger than it may be."""

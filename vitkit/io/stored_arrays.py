@@ -57,10 +57,9 @@ def load_or_build_arrays(file: Path, settings: Sequence[Any], build: Callable[[]
         if built is None and (found := _find(folder, file)) is not None:
             return found
         logger.warning(
-            "%s: its index cannot be stored in '%s' (%s), so each process parses the file. Set VITKIT_CACHE to a "
-            "folder with space that may be written.",
-            file.name, folder, error.strerror or error,
-        )  # fmt: skip
+            f"{file.name}: its index cannot be stored in '{folder}' ({error.strerror or error}), so each process "
+            "parses the file. Set VITKIT_CACHE to a folder with space that may be written."
+        )
         built = build() if built is None else built
     return built
 

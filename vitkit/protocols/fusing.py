@@ -70,10 +70,8 @@ def warn_of_norms(backbone: str, left: int, norms: int) -> None:
     """Warn that a user's backbone keeps norms, since it has no method `fused`."""
     what = f"is left as it is, with {left}" if left == norms else f"keeps {left} of its {norms}"
     logger.warning(
-        "fuse: the backbone %s %s batch norms. For faster inference, give it a method fused(), "
-        "see vitkit.protocols.fusing.",
-        backbone,
-        what,
+        f"fuse: the backbone {backbone} {what} batch norms. For faster inference, give it a method fused(), "
+        "see vitkit.protocols.fusing."
     )
 
 

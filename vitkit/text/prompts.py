@@ -261,9 +261,8 @@ def _warn_of_letters(vocabulary: Vocabulary, phrase: str, ids: Sequence[int]) ->
     foreign = [word for word in words if not word.isascii()]
     if vocabulary.kind == "tokenizer" and foreign == words and words and len(ids) >= len(re.sub(r"\s", "", phrase)):
         logger.warning(
-            "text: the tokenizer splits %r into single letters, as of a language that it does not know: "
-            "expect no useful detections. Write it in the model's language.",
-            phrase,
+            f"text: the tokenizer splits {phrase!r} into single letters, as of a language that it does not know: "
+            "expect no useful detections. Write it in the model's language."
         )
 
 

@@ -52,7 +52,11 @@ class MixedDataset(BaseImageDataset):
         self.num_objects = sum(dataset.num_objects or 0 for dataset in self.datasets)
         self.num_crowds = sum(dataset.num_crowds for dataset in self.datasets)
         self._join_keypoints()
-        self._join_classes(list(dict.fromkeys(chain.from_iterable(d.classes or () for d in self.datasets))))
+        names = dict.fromkeys(chain.from_iterable(dataset.classes or () for dataset in self.datasets))
+        label_of = {name: label for label, name in enumerate(names)}
+        self.classes = list(label_of) or None
+        self.category_ids = list(range(1, len(label_of) + 1)) or None
+        self._labels_of = [np.array([label_of[n] for n in d.classes or ()], np.int64) for d in self.datasets]
 
     def _join_keypoints(self) -> None:
         """Put the keypoints of all datasets in the order of the first.
@@ -75,12 +79,6 @@ class MixedDataset(BaseImageDataset):
         for dataset in self.datasets:
             dataset.use_keypoints(names)
         self.keypoints = self.datasets[0].keypoints
-
-    def _join_classes(self, names: Sequence[str]) -> None:
-        self.classes = list(names) or None
-        self.category_ids = list(range(1, len(names) + 1)) or None
-        label_of = {name: label for label, name in enumerate(names)}
-        self._labels_of = [np.array([label_of[n] for n in d.classes or ()], np.int64) for d in self.datasets]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -359,10 +359,8 @@ class _Agreement:
             count = f"{self.different} of {pluralize(self.total, 'regions')}"
             raise DataError(f"{self.example}, and likewise in {count}; {_UNIT}. Convert them.")
         if self.different:
-            logger.warning(
-                "%s; so in %d of %d regions, of which tokens_positive are used.",
-                self.example, self.different, self.total,
-            )  # fmt: skip
+            count = f"{self.different} of {self.total} regions"
+            logger.warning(f"{self.example}; so in {count}, of which tokens_positive are used.")
 
 
 def _letters(text: str) -> str:
