@@ -9,7 +9,7 @@ in its batch.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +49,18 @@ class State(ABC):
         return self.select(rows)
 
 
+StateT = TypeVar("StateT", bound=State)
+StepResult = tuple[Tensor, StateT, Tensor | None]
+"""Logits, the new state and the attention, see `Decodable.step`."""
+
+
 class Decodable(Protocol):
     """A model that `decode` accepts."""
 
     def start(self, **inputs: Tensor) -> State:
         """Encode a batch's inputs, except `target_in`, with one row each."""
 
-    def step(
-        self, tokens: Tensor, state: State, *, with_attention: bool = False
-    ) -> tuple[Tensor, State, Tensor | None]:
+    def step(self, tokens: Tensor, state: State, *, with_attention: bool = False) -> StepResult[State]:
         """Advance every row by one token.
 
         Args:
@@ -306,9 +309,8 @@ def _sample(log_probs: Tensor, draws: Tensor, settings: DecodingSettings) -> Ten
     cumulated = scores.to(dtype).softmax(dim=-1).cumsum(dim=-1)
     if settings.top_p < 1:
         # The last token of the nucleus is the first one at which the sum reaches top_p.
-        last = torch.searchsorted(cumulated, torch.full_like(cumulated[:, :1], settings.top_p)).clamp(
-            max=num_candidates - 1
-        )
+        nucleus = torch.full_like(cumulated[:, :1], settings.top_p)
+        last = torch.searchsorted(cumulated, nucleus).clamp(max=num_candidates - 1)
         total = cumulated.gather(-1, last)
     else:
         total = cumulated[:, -1:]

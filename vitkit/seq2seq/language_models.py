@@ -19,7 +19,7 @@ from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositio
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.protocols.model import Model
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.decoding import State, StepResult, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalEncoder, KeyValueCache
 from vitkit.seq2seq.transformer import TextDecoder, causal_bias, have_same_tokens
 from vitkit.seq2seq.word_vectors import init_embedding
@@ -121,9 +121,7 @@ class DecoderOnly(TextGenerator):
                 x = layer.step(x, cache, bias=bias)
         return state
 
-    def step(
-        self, tokens: Tensor, state: PromptState, *, with_attention: bool = False
-    ) -> tuple[Tensor, PromptState, Tensor | None]:
+    def step(self, tokens: Tensor, state: PromptState, *, with_attention: bool = False) -> StepResult[PromptState]:
         """Advance every row by one token; there is no separate attention to a source.
 
         Raises:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.additive_attention import AlignmentAttention, needs_equal_sizes
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.decoding import State, StepResult, TextGenerator, vocabulary_size
 from vitkit.seq2seq.word_vectors import init_embedding
 from vitkit.text.vocabulary import Vocabulary
 
@@ -202,7 +202,7 @@ class RNNDecoder(nn.Module):
             logits.append(self._logits(output, word, context))
         return torch.cat(logits, dim=1)
 
-    def step(self, tokens: Tensor, state: RNNState) -> tuple[Tensor, RNNState, Tensor | None]:
+    def step(self, tokens: Tensor, state: RNNState) -> StepResult[RNNState]:
         """Advance every row by one token; without an attention the third result is None."""
         words = self.embedding(tokens[:, None])
         context, weights = self._attend(state.hidden, state)
@@ -328,9 +328,7 @@ class RNNTranslator(TextGenerator):
             memory = Memory(context, states, self.decoder.attention.score.keys(states), source_padding)
         return self.decoder.start(memory)
 
-    def step(
-        self, tokens: Tensor, state: RNNState, *, with_attention: bool = False
-    ) -> tuple[Tensor, RNNState, Tensor | None]:
+    def step(self, tokens: Tensor, state: RNNState, *, with_attention: bool = False) -> StepResult[RNNState]:
         """Advance every row by one token.
 
         Raises:

@@ -12,7 +12,7 @@ from vitkit.nn.additive_attention import AdditiveScore
 from vitkit.nn.attention import attention_weights, mask_bias, record_weights
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
-from vitkit.seq2seq.decoding import State
+from vitkit.seq2seq.decoding import State, StepResult
 from vitkit.structures import PAD
 
 
@@ -159,9 +159,7 @@ class ShowAttendTell(Captioner):
         is_predicted = torch.rand(len(words), 1, device=words.device) < self.scheduled_sampling
         return torch.where(is_predicted, predicted, words)
 
-    def step(
-        self, tokens: Tensor, state: CaptionState, *, with_attention: bool = False
-    ) -> tuple[Tensor, CaptionState, Tensor | None]:
+    def step(self, tokens: Tensor, state: CaptionState, *, with_attention: bool = False) -> StepResult[CaptionState]:
         """Predict the next word of each row; the unknown word is masked.
 
         The attention is what the decoder received: for hard attention, only the location that was read.

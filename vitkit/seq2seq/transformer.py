@@ -22,7 +22,7 @@ from vitkit.nn.layers import Activation, Linear
 from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositions, init_matrices
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.decoding import State, StepResult, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalDecoder, KeyValueCache
 from vitkit.seq2seq.word_vectors import init_embedding
 from vitkit.text.vocabulary import Vocabulary
@@ -111,9 +111,7 @@ class TextDecoder(nn.Module):
             memory_bias=None if memory_padding is None else padding_bias(memory_padding),
         )
 
-    def step(
-        self, tokens: Tensor, state: TextState, *, with_attention: bool = False
-    ) -> tuple[Tensor, TextState, Tensor | None]:
+    def step(self, tokens: Tensor, state: TextState, *, with_attention: bool = False) -> StepResult[TextState]:
         """Advance every row by one token. The attention is averaged over the heads of the second to last layer."""
         x = self.positions(self.embedding(tokens[:, None]), offset=state.caches[0].length)
         # This layer matches human word alignments best (Garg et al. 2019, https://arxiv.org/abs/1909.02074).
@@ -232,9 +230,7 @@ class Transformer(TextGenerator):
         """Encode the sources and return the decoder's initial state."""
         return self.decoder.start(self.encode(source, source_padding), source_padding)
 
-    def step(
-        self, tokens: Tensor, state: TextState, *, with_attention: bool = False
-    ) -> tuple[Tensor, TextState, Tensor | None]:
+    def step(self, tokens: Tensor, state: TextState, *, with_attention: bool = False) -> StepResult[TextState]:
         """Advance every row by one token."""
         return self.decoder.step(tokens, state, with_attention=with_attention)
 

@@ -12,6 +12,7 @@ from vitkit.nn.text_layers import PositionEncoding, ScaledEmbedding, TextPositio
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
+from vitkit.seq2seq.decoding import StepResult
 from vitkit.seq2seq.incremental import IncrementalDecoder
 from vitkit.seq2seq.transformer import TextDecoder, TextState
 
@@ -76,9 +77,7 @@ class TransformerCaptioner(Captioner):
     def start_from(self, map_: FeatureMap) -> TextState:
         return self.decoder.start(*self._encode(map_))
 
-    def step(
-        self, tokens: Tensor, state: TextState, *, with_attention: bool = False
-    ) -> tuple[Tensor, TextState, Tensor | None]:
+    def step(self, tokens: Tensor, state: TextState, *, with_attention: bool = False) -> StepResult[TextState]:
         """Predict the next word of each row; the unknown word is masked."""
         logits, state, attention = self.decoder.step(tokens, state, with_attention=with_attention)
         return self.mask_unknown(logits), state, attention
