@@ -206,10 +206,8 @@ class CocoEvaluator(SampleEvaluator):
                         f"{', '.join(prediction)}. Choose ['bbox'], or a model and task with masks."
                     )
                 masks = masks_to_rle(prediction["masks"])
-            points = self._points_of(prediction)
-            self.stored_predictions[image_id] = Predictions(
-                self._category_ids[labels], boxes_xywh, scores, masks, points
-            )
+            ids, points = self._category_ids[labels], self._points_of(prediction)
+            self.stored_predictions[image_id] = Predictions(ids, boxes_xywh, scores, masks, points)
 
     def _points_of(self, prediction: Mapping[str, Any]) -> np.ndarray | None:
         """Return the predicted keypoints, if they are evaluated."""
@@ -472,16 +470,15 @@ class CocoEvaluator(SampleEvaluator):
             images = f"{num_empty} of {len(image_ids)} images"
             logger.warning(f"results '{path}': no prediction for {images}, whose objects count as missed")
         for image_id, image_results in by_image.items():
-            masks = None
+            masks = points = shown = None
             if has_masks:
                 encoded = (result["segmentation"] for result in image_results)
                 masks = [encode_segmentation(mask, *mask["size"]) for mask in encoded]
-            points = None
+                shown = coco_mask.toBbox(masks)
             if "keypoints" in self.iou_types:
                 points = np.array([result["keypoints"] for result in image_results], np.float64)
                 points = points.reshape(len(image_results), -1, 3)
-            shown = coco_mask.toBbox(masks) if points is None and masks else points
-            shown = keypoints.boxes_around_points(points) if points is not None else shown
+                shown = keypoints.boxes_around_points(points)
             boxes = [
                 result["bbox"] if "bbox" in result else shown[k].tolist() for k, result in enumerate(image_results)
             ]

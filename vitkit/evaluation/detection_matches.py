@@ -195,7 +195,8 @@ class DetectionMatches:
         first_object = np.cumsum([0, *sizes[:-1]]) if sizes else np.zeros(0, int)
 
         incomplete = incomplete or {}
-        parts, near, matched = [], [], []
+        parts = []
+        near, matched = [np.zeros(0, np.int64)], [np.zeros((0, len(AREAS), len(ious)), np.int64)]
         num_rows, num_predictions = 0, 0
         for position, image_id in enumerate(self.image_ids):
             predictions = predictions_by_image.get(image_id)
@@ -221,9 +222,7 @@ class DetectionMatches:
         self.labels, self.image, self.scores, areas, self.rank, self.number, self._unsure = columns
         """(D,) of all predictions that count; `number` is the index of each among all predictions, image by image."""
         self._outside = _outside(areas)  # (A, D)
-        self.near = np.concatenate(near) if near else np.zeros(0, np.int64)
-        shape = (0, len(AREAS), len(ious))
-        self.matched = np.concatenate(matched) if matched else np.zeros(shape, np.int64)
+        self.near, self.matched = np.concatenate(near), np.concatenate(matched)
         """(K, A, T) index into `objects` of each prediction in `near`; -1 for none."""
         self._rows_of = _split_by(self.labels, self._num_classes)
         self._near_of = _split_by(self.labels[self.near], self._num_classes)

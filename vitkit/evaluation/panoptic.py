@@ -88,12 +88,8 @@ class PanopticEvaluator(SampleEvaluator):
         truth = self.dataset.load_panoptic(self._position_of[image_id])
         check_size(predicted.panoptic, truth.panoptic, image_id)
         _check_prediction(predicted, image_id, len(self.dataset.classes))
-        segments = [
-            SegmentInfo(
-                id=int(s["id"]), label=int(s["label"]), **({"score": float(s["score"])} if "score" in s else {})
-            )
-            for s in predicted.segments_info
-        ]
+        plain = {"id": int, "label": int, "score": float}
+        segments = [{name: plain[name](s[name]) for name in plain if name in s} for s in predicted.segments_info]
         matches = match_segments(truth, predicted, len(self.dataset.classes))
         self.stored_predictions[image_id] = _StoredSegments(matches, segments, encode_ids(predicted.panoptic))
 

@@ -105,9 +105,8 @@ class SemanticEvaluator(SampleEvaluator):
         predicted = predicted.astype(np.uint8)
         truth = self.dataset.load_semantic(self._position_of[image_id])
         check_size(predicted, truth, image_id)
-        self.stored_predictions[image_id] = _StoredMap(
-            self._counts(truth, predicted), encode_labels(self._raw[predicted])
-        )
+        counts = self._counts(truth, predicted)
+        self.stored_predictions[image_id] = _StoredMap(counts, encode_labels(self._raw[predicted]))
 
     def _counts(self, truth: np.ndarray, predicted: np.ndarray) -> _Counts:
         num_classes = len(self.dataset.classes)

@@ -335,16 +335,12 @@ def read_caption_file(
         find_listed_files(content, images)
     raise_issues(caption_issues(content), path.name)
     captions: dict[int, list[str]] = {image["id"]: [] for image in content["images"]}
-    num_empty = 0
-    for annotation in content["annotations"]:
-        if caption_words(annotation["caption"]):
-            captions[annotation["image_id"]].append(annotation["caption"].strip())
-        else:
-            num_empty += 1
-    if num_empty:
-        logger.warning(
-            "%s: %d of %d captions are left out: they have no word", path.name, num_empty, len(content["annotations"])
-        )
+    annotations = content["annotations"]
+    worded = [annotation for annotation in annotations if caption_words(annotation["caption"])]
+    for annotation in worded:
+        captions[annotation["image_id"]].append(annotation["caption"].strip())
+    if num_empty := len(annotations) - len(worded):
+        logger.warning(f"{path.name}: {num_empty} of {len(annotations)} captions are left out: they have no word")
     if not any(captions.values()):
         raise DataError(f"{path.name}: no caption in '{path}' has a word.")
     return content["images"], captions

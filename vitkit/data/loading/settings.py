@@ -103,14 +103,9 @@ class DataSettings:
     def __post_init__(self) -> None:
         if self.num_workers == "auto":
             self.num_workers = _workers_per_rank()
-        minima = {
-            "images_per_gpu": 1,
-            "val_images_per_gpu": 1,
-            "num_workers": 0,
-            "max_image_pixels": 1,
-            "repeated_augmentation": 1,
-        }
-        for name, minimum in {**minima, "channels": 1, "tokens_per_gpu": 1}.items():
+        counts = ("images_per_gpu", "val_images_per_gpu", "num_workers", "max_image_pixels", "repeated_augmentation")
+        for name in (*counts, "channels", "tokens_per_gpu"):
+            minimum = 0 if name == "num_workers" else 1
             if getattr(self, name) is not None and getattr(self, name) < minimum:
                 raise ConfigError(f"data.{name}: got {getattr(self, name)}; expected at least {minimum}.")
         if not 0 < self.repeat_threshold <= 1:
@@ -225,8 +220,7 @@ class DataSettings:
         require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
-            lengths = self._lengths(dataset)
-            batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=True, seed=seed, **ranks)
+            batches = self._token_batches(dataset, training=True, seed=seed, **ranks)
             return self.loader(dataset, batches, training=True, device=device)
         weights = groups = None
         if self.sampler is not None:
@@ -256,8 +250,7 @@ class DataSettings:
         require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
-            lengths = self._lengths(dataset)
-            batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=False, **ranks)
+            batches = self._token_batches(dataset, training=False, **ranks)
         else:
             batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
         if done:  # a batch of which a sample is left is loaded as a whole, so that its padding is the same
@@ -277,14 +270,14 @@ class DataSettings:
             skip_errors=training and self.on_error == "skip",
         )
 
-    def _lengths(self, dataset: Dataset) -> np.ndarray:
+    def _token_batches(self, dataset: Dataset, **options: Any) -> TokenBatches:
         lengths = dataset.lengths()
         if lengths is None:
             raise ConfigError(
                 f"data.tokens_per_gpu: {type(dataset).__name__} has no text to count tokens of. Set "
                 "data.images_per_gpu."
             )
-        return lengths
+        return TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, **options)
 
 
 def _workers_per_rank() -> int:
