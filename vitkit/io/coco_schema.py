@@ -30,6 +30,7 @@ every object is annotated."""
 _ABSENT = object()
 _CORRECT = "Correct it."
 _REMOVE_FIELD = "Correct it, or remove the field."
+_DROP = "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
 _GIVE_LVIS = "Give LVIS's file (lvis_v1_train.json), or read it as CocoDetection."
 _OTHER_DATASET = "Give results of the config's data.val."
 
@@ -220,10 +221,7 @@ class AnnotationChecks:
             expected = f"a box inside the image of {image_width}x{image_height} pixels"
             if width <= 0 or height <= 0:
                 expected = f"a {'width' if width <= 0 else 'height'} above 0"
-            remedy = (
-                "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
-            )
-            issues.append(entries.issue(position, "bbox", expected, remedy))
+            issues.append(entries.issue(position, "bbox", expected, _DROP))
         return issues
 
     def segmentation_issues(
@@ -356,9 +354,8 @@ def lvis_issues(content: Mapping[str, Any]) -> list[FileIssue]:
 
     classes = Field(are_classes, f"a list of the {len(ids)} ids in 'categories'", _GIVE_LVIS)
     frequency = Field(lambda value: value in ("r", "c", "f"), "'r', 'c' or 'f' (rare, common, frequent)", _GIVE_LVIS)
-    return list(
-        _image_and_category_issues(content, dict.fromkeys(ANNOTATED_CLASSES, classes), {"frequency": frequency})
-    )
+    of_images = dict.fromkeys(ANNOTATED_CLASSES, classes)
+    return list(_image_and_category_issues(content, of_images, {"frequency": frequency}))
 
 
 def panoptic_issues(content: Any) -> list[FileIssue]:
@@ -441,10 +438,8 @@ def panoptic_result_issues(
     """Check predicted segments, except for their maps, in COCO's result format."""
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
         return [file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
-    no_objects = object_issues(content["annotations"], "annotations")
-    return no_objects or _segment_issues(
-        content["annotations"], _require_known_ids(image_id=image_ids, category_id=category_ids)
-    )
+    annotations, known = content["annotations"], _require_known_ids(image_id=image_ids, category_id=category_ids)
+    return object_issues(annotations, "annotations") or _segment_issues(annotations, known)
 
 
 def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
