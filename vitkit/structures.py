@@ -50,15 +50,15 @@ class DetectionTarget(TypedDict, total=False):
     | `boxes_cxcywh` | (N, 4) float32 | in 0..1 of the transformed image, without padding |
     | `masks` | (N, H, W) bool | of the transformed image, unpadded, only if the dataset loads masks; `PackedMasks` |
     | `has_masks` | (N,) bool | objects with a mask, by default all; rows of others are empty, their boxes train |
-    | `keypoints` | (N, K, 3) float32 | x, y and visibility, see below; only when the dataset loads keypoints |
+    | `keypoints` | (N, K, 3) float32 | x, y (pixels), visibility (0, 1, 2); only when the dataset loads keypoints |
     | `areas` | (N,) float32 | of whole objects in pixels of the transformed image, for OKS; only with keypoints |
     | `image_id` | int | raw id in the annotation file |
     | `image_size` | (int, int) | height and width of the transformed image, without padding |
     | `original_size` | (int, int) | those of the stored image, turned by its EXIF; predictions are scaled to them |
     | `positive_map` | (N, up to T) bool | tokens of the prompt that name each object; only if phrases overlap |
     | `phrases` | list of str | of the image's prompt: the dataset's own, or those of `data.prompts` |
-    | `phrase_spans` | list of lists of (int, int) | from a dataset with `phrases`, see below |
-    | `negative_labels` | sequence of int | from a dataset without `phrases`, see below |
+    | `phrase_spans` | list of lists of (int, int) | from a dataset with `phrases`: characters that name each object |
+    | `negative_labels` | sequence of int | the only classes its prompt may add; from a dataset without `phrases` |
 
     Segmentation of every kind trains on the same fields: a mask and a class for each object (instance), for each
     class in the image (semantic), or for each segment (panoptic). Ignored pixels are in no mask, and no mask is
