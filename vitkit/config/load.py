@@ -114,9 +114,8 @@ def _resolve(
         if stage:
             named = {key for key, _ in overrides}
             from_command_line = any(key.split(".")[0] == "imports" for key in named)
-            code = _read_imported_code(
-                cfg, Path.cwd() if from_command_line else path.parent, is_saved=is_saved and not from_command_line
-            )
+            folder = Path.cwd() if from_command_line else path.parent
+            code = _read_imported_code(cfg, folder, is_saved=is_saved and not from_command_line)
             own = [item for item in code if not is_saved or named & {"imports", item.key}]
             if not trust:
                 require_trust([item for item in code if item not in own], path)

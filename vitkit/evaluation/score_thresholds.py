@@ -48,9 +48,8 @@ def _row(threshold: float, scores: np.ndarray, correct: np.ndarray, num_objects:
     precision = true_positives / kept.sum() if kept.any() else 1.0
     recall = true_positives / num_objects if num_objects else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return ThresholdRow(
-        threshold, float(precision), recall, float(f1), true_positives, false_positives, num_objects - true_positives
-    )
+    missed = num_objects - true_positives
+    return ThresholdRow(threshold, float(precision), recall, float(f1), true_positives, false_positives, missed)
 
 
 def find_best_row(rankings: Sequence[Ranking]) -> ThresholdRow:

@@ -171,9 +171,8 @@ class BlockCache:
                 for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
                     low = number * BLOCK_BYTES
                     block = slice(low, min(low + BLOCK_BYTES, size))
-                    parts.append(
-                        self._part(url, f"{key}-{number}", block, max(start, low), min(stop, low + BLOCK_BYTES))
-                    )
+                    part = self._part(url, f"{key}-{number}", block, max(start, low), min(stop, low + BLOCK_BYTES))
+                    parts.append(part)
                 return b"".join(parts)
             except OSError as error:
                 self._give_up(error)

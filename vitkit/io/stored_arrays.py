@@ -73,9 +73,8 @@ def _find(folder: Path, file: Path) -> dict[str, Any] | None:
                 return None
             with suppress(OSError):  # of a cache that may only be read
                 _write_index(folder, index | {"state": _state(file)})
-        return index["values"] | {
-            name: _map(folder / data, *layout) for name, (data, *layout) in index["arrays"].items()
-        }
+        arrays = {name: _map(folder / data, *layout) for name, (data, *layout) in index["arrays"].items()}
+        return index["values"] | arrays
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

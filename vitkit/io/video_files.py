@@ -94,9 +94,8 @@ class FrameFolder(nullcontext):
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):
         super().__init__(self)
         self.what, self.max_pixels = what, max_pixels
-        entries = Path(path).iterdir()
-        files = [file for file in entries if file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name)]
-        files = [file for file in files if not is_output(file)]
+        images = (file for file in Path(path).iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+        files = [file for file in images if not is_hidden(file.name) and not is_output(file)]
         if not files:
             raise DataError(f"{what}: folder '{path}' contains no frames ({', '.join(IMAGE_FORMATS)}).")
         self._files = sorted(files, key=lambda file: _natural_order(file.name))
@@ -313,9 +312,8 @@ class VideoFile:
         if self._form is None:
             self._form = self._decoder.width, self._decoder.height, round(frame.rotation / 90)
         width, height, quarter_turns = self._form
-        return np.ascontiguousarray(
-            np.rot90(frame.to_ndarray(format="rgb24", width=width, height=height), quarter_turns)
-        )
+        image = frame.to_ndarray(format="rgb24", width=width, height=height)
+        return np.ascontiguousarray(np.rot90(image, quarter_turns))
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:

@@ -244,9 +244,8 @@ class CocoDetection(ListedObjects):
             DataError: see the constructor.
         """
         if self._truth is None:
-            self._truth = {
-                name: share(array) for name, array in self._load_or_build("ground truth", self._read_truth).items()
-            }
+            arrays = self._load_or_build("ground truth", self._read_truth)
+            self._truth = {name: share(array) for name, array in arrays.items()}
         with pause_gc():
             (content,), *parts = read_lists(**self._truth)
             annotations = [*chain.from_iterable(parts)]

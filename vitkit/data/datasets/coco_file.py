@@ -200,9 +200,8 @@ class DetectionFile:
     ):
         self._source, self._masks, self._keypoints = source, masks, keypoints
         self._drop_bad_boxes, self._check = drop_bad_boxes, check
-        _, content, self.folder, self.notes, self._parts = (
-            source.read_parts() if in_parts else source.read_unchecked(log=log)
-        )
+        read = source.read_parts() if in_parts else source.read_unchecked(log=log)
+        _, content, self.folder, self.notes, self._parts = read
         if not has_lists(content) or not isinstance(content.get("categories"), list):
             raise_issues(structure_issues(content), source.annotations.name)
         self.content: dict[str, Any] = {**content, "annotations": []}

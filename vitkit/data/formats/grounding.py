@@ -349,9 +349,8 @@ class _Agreement:
         self.total += 1
         if _letters(text) != _letters(phrase):
             self.different += 1
-            self.example = (
-                self.example or f"{where}: tokens_positive stand for {text!r:.60}, the phrase is {phrase!r:.60}"
-            )
+            if not self.example:
+                self.example = f"{where}: tokens_positive stand for {text!r:.60}, the phrase is {phrase!r:.60}"
 
     def check(self) -> None:
         """Raise DataError if most regions disagree, and log if some do."""

@@ -57,9 +57,8 @@ class ShapesMotion(ClipDataset):
                 raise ConfigError(f"directions: unknown {direction!r}. {nearest(str(direction), DIRECTIONS)}")
         if min_objects < 1:
             raise ConfigError(f"min_objects: got {min_objects}; expected at least 1, as one object moves.")
-        super().__init__(
-            directions, transforms, ClipSampling(num_frames, sampling_rate=1, frame_rate=ASSUMED_FRAME_RATE)
-        )
+        sampling = ClipSampling(num_frames, sampling_rate=1, frame_rate=ASSUMED_FRAME_RATE)
+        super().__init__(directions, transforms, sampling)
         self.world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
         self.image_ids = range(1, num_videos + 1)
 

@@ -67,7 +67,7 @@ class _Pipeline:
         if min_box_side < 0:
             raise ConfigError(f"{name}: min_box_side is {min_box_side}; expected pixels, from 0.")
         # clip: float32 rounding may put the edge of a box slightly outside the image, which albumentations rejects.
-        bbox_params = A.BboxParams(
+        boxes = A.BboxParams(
             format="pascal_voc",
             clip=True,
             min_width=max(min_box_side, _MIN_BOX_SIDE),
@@ -77,9 +77,7 @@ class _Pipeline:
         )
         # With a column for the number of the point. Those outside stay: a later transform may bring them back.
         points = A.KeypointParams(format="xy", remove_invisible=False)
-        self._compose = A.Compose(
-            list(transforms), bbox_params=bbox_params, keypoint_params=points, is_check_shapes=False
-        )
+        self._compose = A.Compose(list(transforms), bbox_params=boxes, keypoint_params=points, is_check_shapes=False)
         # Not their subclasses, which may need pixels. A zoom-out must come first: what is cut off before it stays so.
         moving = [type(transform) for transform in transforms if type(transform) is not PhotometricDistort]
         self.takes_lazy_images = (
