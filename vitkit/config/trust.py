@@ -135,9 +135,9 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
             text = json.dumps(_remember() | entries, indent=2) + "\n"
             write_atomically(file, lambda written: written.write(text.encode()), sync=False)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        file, reason = (error.filename, error.strerror) if isinstance(error, OSError) else ("no home folder", error)
+        where, reason = (error.filename, error.strerror) if isinstance(error, OSError) else ("no home folder", error)
         logger.warning(
-            f"the code that this config imports cannot be remembered as trusted ({file}: {reason}): later commands on "
+            f"the code that this config imports cannot be remembered as trusted ({where}: {reason}): later commands on "
             "the run need --trust. Set XDG_CONFIG_HOME to a folder that can be written."
         )
 
