@@ -15,6 +15,7 @@ from vitkit.evaluation.keypoints import METRICS
 from vitkit.evaluation.matching import IOUS
 
 SIZES = ("small", "medium", "large")
+_NUMBERED = tuple(enumerate(SIZES, start=1))  # with their indices into AREAS
 THRESHOLDS = np.round(np.linspace(0.0, 1.0, 101), 2)
 """Scores at which precision, recall and F1 are computed."""
 _CHUNK = 1 << 22  # number of values that are accumulated at once
@@ -136,7 +137,7 @@ class DetectionStatistics:
         """Return COCO's ten metrics of keypoints."""
         values = _numbers(precision) | {"AR": mean_of_finite(self.recalls(weights))}
         values |= {f"AR{100 * self.ious[k]:.0f}": mean_of_finite(self.recalls(weights, ious=[k])) for k in (0, 5)}
-        for k, size in _sizes()[1:]:
+        for k, size in _NUMBERED[1:]:
             values[f"AP{size[0]}"] = _numbers(self.average_precisions(weights, k))["AP"]
             values[f"AR{size[0]}"] = mean_of_finite(self.recalls(weights, k))
         return {name: values[name] for name in METRICS}
@@ -148,10 +149,10 @@ class DetectionStatistics:
             overall = self._keypoint_scores(precision, weights)
         else:
             overall = _numbers(precision)
-            overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
+            overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _NUMBERED}
             overall |= {f"AR{n}": mean_of_finite(self.recalls(weights, max_dets=n)) for n in self.max_dets[:-1]}
             overall[f"AR{self.max_dets[-1]}"] = mean_of_finite(recall)
-            overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _sizes()}
+            overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _NUMBERED}
         by_class = {}
         for label, name in enumerate(self.class_names):
             by_class[name] = {**_numbers(precision[:, label : label + 1]), "AR": recall[:, label]}
@@ -161,7 +162,7 @@ class DetectionStatistics:
         """Return AP, AP50, AP75 and AR of small, medium and large objects."""
         return {
             size: _numbers(self.average_precisions(weights, k)) | {"AR": mean_of_finite(self.recalls(weights, k))}
-            for k, size in _sizes()
+            for k, size in _NUMBERED
         }
 
     def of_images(self, chosen: np.ndarray, weights: np.ndarray) -> Values:
@@ -203,7 +204,3 @@ def _numbers(precision: np.ndarray) -> Values:
     """Average (R, C, IoUs) over classes and IoUs."""
     by_iou = mean_of_finite(precision)  # (R, IoUs)
     return {"AP": by_iou.mean(axis=1), "AP50": by_iou[:, 0], "AP75": by_iou[:, 5]}
-
-
-def _sizes() -> list[tuple[int, str]]:
-    return list(enumerate(SIZES, start=1))

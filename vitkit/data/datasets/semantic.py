@@ -32,8 +32,7 @@ class SemanticFolder(BaseImageDataset):
     """Images in one folder and label maps of the same names, except for their endings, in another.
 
     Folders may be nested; names that begin with a dot are left out. An image's id is its path in `images` without the
-    ending. Label maps stay on disk until an
-    image is loaded.
+    ending. Label maps stay on disk until an image is loaded.
 
     Args:
         images: folder of the images.

@@ -55,9 +55,7 @@ class ExportersFields:
     """
 
     def __init__(self, content: dict[str, Any], *, has_text_ids: bool):
-        debris = [
-            image for image in content["images"] if isinstance(image, dict) and _is_debris(image.get("file_name"))
-        ]
+        debris = [image for image in content["images"] if _is_debris(image)]
         self._ids_of_debris = _ids_of(debris)
         self._has_debris, self._has_text_ids = bool(debris), has_text_ids
         self._of_images: Counter[str] = Counter()
@@ -137,8 +135,9 @@ def _make_whole(entry: dict[str, Any], keys: Iterable[str]) -> int:
     return len(floats)
 
 
-def _is_debris(name: Any) -> bool:
+def _is_debris(image: Any) -> bool:
     """Whether a listed file is a copy that a notebook or macOS made; other hidden folders may hold data."""
+    name = image.get("file_name") if isinstance(image, dict) else None
     if not isinstance(name, str) or not (name.startswith(".") or "/." in name or "\\." in name):
         return False
     path = PurePosixPath(name.replace("\\", "/"))

@@ -9,6 +9,7 @@ import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -56,16 +57,14 @@ class TextLines(Sequence[str]):
         return self._bytes[start : self._ends[index]].decode("utf-8").removesuffix("\r")
 
 
+@dataclass(eq=False, repr=False)
 class ChosenLines(Sequence[str]):
-    """Some of the lines of a text.
+    """Some of the lines of a text."""
 
-    Args:
-        lines: all lines.
-        numbers: the numbers of the chosen ones, from 0.
-    """
-
-    def __init__(self, lines: Sequence[str], numbers: np.ndarray):
-        self.lines, self.numbers = lines, numbers
+    lines: Sequence[str]
+    """All lines."""
+    numbers: np.ndarray
+    """The numbers of the chosen ones, from 0."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -211,17 +210,8 @@ class TextDataset(Dataset):
             )
         settings = self.settings
         groups = [self.sides] if settings.shared else [[side] for side in self.sides]
-        trained = [
-            Vocabulary.train(
-                settings.kind,
-                (line for side in group for line in side),
-                size=settings.size,
-                min_count=settings.min_count,
-                lowercase=settings.lowercase,
-                mask=self.mask,
-            )
-            for group in groups
-        ]
+        options = dict(size=settings.size, min_count=settings.min_count, lowercase=settings.lowercase, mask=self.mask)
+        trained = [Vocabulary.train(settings.kind, chain.from_iterable(group), **options) for group in groups]
         return trained * len(self.sides) if settings.shared else trained
 
     def _encode(self) -> None:
