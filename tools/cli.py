@@ -75,15 +75,18 @@ def run(argv: Sequence[str] | None) -> int:
 def print_commands(commands: dict[str, str], group: str = "") -> None:
     """Print the commands with their summaries."""
     width = max(map(len, commands))
-    names = [name for name in FIRST if name in commands]
-    order = [*names, *["" for _ in names[:1]], *(name for name in commands if name not in names)]
-    lines = [f"  {name:<{width}}  {commands[name]}" if name else "" for name in order]
-    usage = f"usage: vitkit {group} VERB" if group else "usage: vitkit COMMAND"
-    print(
-        "\n".join(
-            [f"{usage} [ARGUMENTS]", "", *lines, "", "vitkit COMMAND --help has examples and lists the arguments."]
-        )
-    )
+    first = [name for name in FIRST if name in commands]
+    others = [name for name in commands if name not in first]
+    sections = {
+        "Start here": first,
+        "More": [name for name in others if not name.startswith(GROUPS)],
+        "Data": [name for name in others if name.startswith(GROUPS)],
+    }
+    print(f"usage: vitkit {group} VERB [ARGUMENTS]" if group else "usage: vitkit COMMAND [ARGUMENTS]")
+    for title, names in sections.items():
+        if names:
+            print("", f"{title}:", *(f"  {name:<{width}}  {commands[name]}" for name in names), sep="\n")
+    print("\nvitkit COMMAND --help has examples and lists the arguments.")
 
 
 def list_commands() -> dict[str, str]:

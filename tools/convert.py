@@ -1,4 +1,4 @@
-"""Convert a model's weights to other names: the official, the transformers library's, a toolbox's or vitkit's.
+"""Convert a model's weights to other key names: the official ones, those of transformers or a toolbox, or vitkit's.
 
 MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
 transformers library or hf:OWNER/NAME, or a checkpoint of mmdetection 3 or detrex. Reading the result back gives the

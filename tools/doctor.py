@@ -1,7 +1,11 @@
 """Check a config's data and settings before hours are spent on a run.
 
-Each line has a verdict: ok; note, worth knowing; warn, probably not intended; fail, training would end with an error or
-could not learn its task. The exit status is 1 if anything fails (with --strict, also after a warning), otherwise 0.
+Each line has a verdict:
+    ok
+    note    worth knowing
+    warn    probably not intended
+    fail    training would end with an error, or could not learn its task
+The exit status is 1 if anything fails (with --strict, also after a warning), otherwise 0.
 
 Examples:
     vitkit doctor configs/bccd/detr.py data.root=data/bccd
@@ -28,7 +32,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--init", metavar="CHECKPOINT", help="the weights that the run will start from")
     text = "number of processes that will train (default: 1)"
     parser.add_argument("--gpus", type=positive, default=1, metavar="N", help=text)
-    text = "memory of the device that will train (default: that of this one)"
+    text = "memory of the device that will train (default: that of this machine's device)"
     parser.add_argument("--memory", type=float, metavar="GIB", help=text)
     text = "maximum number of images to load of each dataset (default: 1000)"
     parser.add_argument("--max-images", type=positive, default=1000, metavar="N", help=text)

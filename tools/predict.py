@@ -1,21 +1,22 @@
-"""Predict on images or videos: drawn files, and all predictions as JSON.
+"""Predict on images or videos: draw the predictions, and write all of them as JSON.
 
 MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it.
 INPUT is an image, a folder of images (including its subfolders), a pattern in quotes, a video, a URL, or the number of
-a camera; several may be given. For a model of clips, the images in each folder are the frames of a video.
+a camera. Several may be given. For a model of clips, the images in each folder are the frames of a video.
 
-An input that cannot be read or predicted is named, and the others are predicted; the exit code is then 1. A prediction
-that was killed is continued by the same command with --resume OUT; inputs that failed are tried again. torchrun shares
-the inputs among its processes, --shard among those of an array job; the last one to finish merges the results.
-
-OUT/predictions.jsonl     the predictions of each image, a line as soon as they are there; predictions-I-of-N.jsonl
-OUT/NAME.jpg              each image with its predictions drawn; OUT/NAME.mp4 for a video
-OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
-OUT/NAME_frames.jsonl     those of each frame of a video
 OUT/predictions.json      at the end, all predictions; masks as COCO's run lengths; the inputs that failed
+OUT/predictions.jsonl     meanwhile, a line for each image that is done; of several processes, predictions-I-of-N.jsonl
+OUT/NAME.jpg              each image with its predictions drawn; OUT/NAME.mp4 for a video
+OUT/NAME_frames.jsonl     the predictions of each frame of a video
+OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
 OUT/FORMAT/               with --format, the objects as annotations to be corrected, and an order to review images in
 OUT/NAME_panoptic.png     from panoptic models: segment ids, R + 256 G + 65536 B
 OUT/NAME_semantic.png     from semantic models: the class of each pixel, its position in "classes" of the JSON
+
+Errors:     an input that cannot be read or predicted is named, and the others are predicted; the exit status is 1
+Resume:     repeat a killed command with --resume OUT; inputs that failed are tried again
+Processes:  torchrun shares the inputs among its processes, --shard among those of an array job; the last one to finish
+            merges the results
 
 Examples:
     vitkit predict runs/detr --input photos --out runs/predict
@@ -72,14 +73,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help=text)
     text = "what a text-prompted model looks for: 'a red car. a dog.', or several phrases, each in quotes"
     parser.add_argument("--text", nargs="+", metavar="PHRASE", help=text)
-    text = "take --text for a caption, whose words of at least this probability name an object (the original: 0.25)"
+    text = "treat --text as a caption: its words of at least this probability name an object (the original: 0.25)"
     parser.add_argument("--text-threshold", type=fraction, metavar="SCORE", help=text)
-    text = (
-        "minimum score of the objects that are drawn (default: the model's own, or 0.5), of all or by class and of all "
-    )
-    text += "others, cat=0.3,dog=0.45,0.6"
+    text = "minimum score of the objects that are drawn, of all classes or by class, the last for all others: "
+    text += "cat=0.3,dog=0.45,0.6 (default: the model's own, or 0.5)"
     parser.add_argument("--threshold", type=threshold, metavar="SCORE", help=text)
-    text = "minimum score of the objects in the JSON (default: the same)"
+    text = "minimum score of the objects in the JSON (default: that of --threshold)"
     parser.add_argument("--json-threshold", type=threshold, metavar="SCORE", help=text)
     text = "task whose predictions are drawn, for a model with several tasks"
     parser.add_argument("--task", choices=TASKS, help=text)
@@ -96,9 +95,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_tiles(parser)
     text = "threads that read and prepare images while the model runs (default: 2)"
     parser.add_argument("--workers", type=positive, default=2, metavar="N", help=text)
-    text = "resume the interrupted prediction in this folder, as OUT: inputs that are done are skipped"
+    text = "resume the interrupted prediction in this folder, in place of --out: finished inputs are skipped"
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
-    text = "predict only the Ith of N parts of the inputs, from 1; all write into the same OUT"
+    text = "predict only the Ith of N parts of the inputs, from 1; all parts write into the same OUT"
     parser.add_argument("--shard", type=shard, metavar="I/N", help=text)
     add_overwrite(parser)
     add_trust(parser)

@@ -1,12 +1,15 @@
 """Train a model on your own images within a given time, from only the images and their annotations.
 
-It reads annotations in any of the formats below, splits and checks them, times a few steps, chooses weights, image size
-and epochs, writes a config with a comment on each choice, trains, evaluates, draws predictions and writes a report. The
-models are those of configs/start; vitkit/data/measurements.md lists what they reached in which time.
+It
+  1. reads annotations in any of the formats below, and splits and checks them;
+  2. times a few steps, and chooses weights, image size and epochs;
+  3. writes a config with a comment on each choice;
+  4. trains, evaluates, draws predictions and writes a report.
+The models are those of configs/start; vitkit/data/measurements.md lists what they reached in which time.
 
 ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, Label Studio, VIA, ODVG, CSV,
 or images of masks (--task semantic).
-It is not needed for a YOLO data.yaml, a folder with both images and annotations, or folders of classes.
+Leave it out for a YOLO data.yaml, a folder with both images and annotations, or folders of classes.
 
 Examples:
     vitkit start photos labels.json --hours 1
@@ -14,8 +17,8 @@ Examples:
     vitkit start images masks --task semantic
     vitkit start photos labels.json --zero-shot grounding_dino_swin_tiny    # a baseline without training
     vitkit start flowers --task classification model.backbone.pretrained=resnet50.pth
-    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain    # of vitkit pretrain
-    vitkit start photos labels.json data.channels=4        # 16 bits, or other channels than RGB
+    vitkit start photos labels.json model.backbone.pretrained=runs/pretrain    # from vitkit pretrain
+    vitkit start photos labels.json data.channels=4        # images of 16 bits, or not RGB
 
 ImageNet weights of Keras or Caffe, whose blocks have their stride in the first convolution, also need
 model.backbone.stride_in_1x1=true, and for Keras model.backbone.pixel_mean=[0.48502,0.45796,0.40760].
@@ -35,7 +38,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "folder of the images, or a file that says where they are, such as YOLO's data.yaml"
     parser.add_argument("images", type=Path, metavar="IMAGES", help=text)
-    text = "their annotations, and key.sub=value for the config"
+    text = "file or folder of their annotations; also key.sub=value for the config"
     parser.add_argument("rest", nargs="*", default=[], metavar="ANNOTATIONS", help=text)
     parser.add_argument("--task", choices=TASKS, default="detection", help="task to learn (default: detection)")
     parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")

@@ -1,16 +1,17 @@
-"""Evaluate a model on its config's validation data: its metrics, also as metrics.json, and results.json.
+"""Evaluate a model on its config's validation data: print its metrics, and write metrics.json and results.json.
 
-For detectors these are the COCO metrics, and results for pycocotools; for panoptic and semantic models PQ or IoU, and a
-folder of maps beside results.json; for classifiers there is also a figure of the confusion matrix.
+Detectors                      the COCO metrics; results.json is for pycocotools
+Panoptic and semantic models   PQ or IoU; a folder of maps beside results.json
+Classifiers                    also a figure of the confusion matrix
 
-Predictions that were written earlier are scored by --eval-only RESULTS, on the data of MODEL or on --annotations.
+To score predictions that were written earlier, give --eval-only RESULTS, on the data of MODEL or on --annotations.
 
 Examples:
     vitkit test configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
     vitkit test runs/detr --per-class
     vitkit test runs/detr --split test    (data.test, which was not used for any choice)
     torchrun --nproc-per-node 8 -m vitkit.tools.test configs/detr_r50.py runs/detr_r50/best.pth
-    vitkit test runs/detr --resume runs/detr/results.stored_predictions    (that command was killed: go on from there)
+    vitkit test runs/detr --resume runs/detr/results.stored_predictions    (continue a killed evaluation)
     vitkit test configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
     vitkit test runs/roofs --tiles 800    (images much larger than those it was trained on)
     vitkit test configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4

@@ -13,9 +13,11 @@ The run's folder gets the weights (best.pth, last.pth), curves.png, predictions.
 (console.txt, log.jsonl), config.json (with the data's absolute paths) and run.json (command, versions, git commit and
 device of each start).
 
-SIGTERM (which Slurm sends) and SIGINT (ctrl-C) end the run after its step, with a checkpoint and the command that
-resumes it; the exit status is then 143 or 130, otherwise 0 when the run is complete and 1 after an error. A second
-ctrl-C ends it at once. If torchrun --max-restarts restarts the command, or Slurm requeues it, it resumes its run.
+Ctrl-C (SIGINT) and SIGTERM, which Slurm sends, end the run after its step: it saves a checkpoint and prints the command
+that resumes it. A second ctrl-C ends it at once. If torchrun --max-restarts restarts the command, or Slurm requeues it,
+it resumes its run.
+
+The exit status is 0 when the run is complete, 1 after an error, 130 after ctrl-C and 143 after SIGTERM.
 """
 
 import argparse
@@ -41,7 +43,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--init",
         metavar="CHECKPOINT",
-        help="start from the weights of a model or a file; its classes that the data has too are kept, by name",
+        help="start from the weights of a model or a file; classes that the data also has are kept, by name",
     )
     parser.add_argument(
         "--init-partial",
@@ -53,7 +55,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="OLD=NEW",
-        help="with --init: a class of the checkpoint that the data names otherwise; several may become one",
+        help="with --init: a class of the checkpoint that has another name in the data; several may become one",
     )
     parser.add_argument("--verbose", action="store_true", help="print all loss terms and metrics, as in console.txt")
     add_trust(parser)
