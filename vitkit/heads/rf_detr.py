@@ -21,9 +21,9 @@ from vitkit.nn.deformable_transformer import (
     unpadded_fractions,
 )
 from vitkit.nn.detection import box_head, check_at_least_1, check_channels, class_head
-from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, init_xavier
 from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
-from vitkit.nn.query_selection import select_locations
+from vitkit.nn.query_selection import LocationSelection, select_locations
 from vitkit.ops.keypoints import KEYPOINT_MAP
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
@@ -294,16 +294,11 @@ class RFDETRDecoderLayer(nn.Module):
         return self.norm3(x + self.dropout(self.ffn(x)))
 
 
-class GroupSelection(nn.Module):
-    """The first stage of a group of queries: these start from the boxes of the best locations."""
+class GroupSelection(LocationSelection):
+    """The first stage of a group of queries: these start from the boxes of the best locations, not from contents."""
 
     def __init__(self, d_model: int, num_classes: int, *, keypoints: bool = False):
-        super().__init__()
-        self.enc_output = Linear(d_model, d_model)
-        self.enc_output_norm = nn.LayerNorm(d_model)
-        nn.init.xavier_uniform_(self.enc_output.weight)
-        self.class_embed = class_head(d_model, num_classes)
-        self.bbox_embed = box_head(d_model)
+        super().__init__("RF-DETR", d_model, num_classes)
         if keypoints:
             from vitkit.nn.query_keypoints import QueryKeypoints
 
@@ -320,7 +315,7 @@ class GroupSelection(nn.Module):
         Raises:
             DataError: there are fewer locations than queries.
         """
-        check_locations("RF-DETR", levels, num_queries)
+        check_locations(self.owner, levels, num_queries)
         anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         anchors = anchors.masked_fill(unusable, 0)  # their boxes have size 0
         memory = memory.masked_fill(unusable, 0)
@@ -334,10 +329,6 @@ class GroupSelection(nn.Module):
             "pred_boxes": boxes,  # (B, Q, 4)
         }
         return selection, boxes.detach()
-
-    def contents(self, memory: Tensor) -> Tensor:
-        """(B, N, d_model) -> the same."""
-        return self.enc_output_norm(self.enc_output(memory))
 
 
 def refine_boxes(boxes: Tensor, deltas: Tensor) -> Tensor:
