@@ -81,14 +81,14 @@ def test_part_is_read_in_few_files(modules, most_files, most_lines):
 
 
 def test_core_has_few_lines():
-    # The goal is 56,000, and 430 lines are still to go. Above it: masks of query detectors and ECDet (700), keypoints
+    # The goal is 56,000, which is reached but for what is above it: masks of query detectors and ECDet (700), keypoints
     # (1,970), poses without boxes (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights
     # of other classes and numbers of queries (255), crowds (147, of which 87 for costs and points in parts that fit
     # caches, and maps sampled by pixel), data of ranks and faults of own parts (85), masks without a pixel and images
     # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68),
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10), masks of targets as bits (160).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 61_037
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_419
 
 
 def test_contracts_are_few():
@@ -135,4 +135,4 @@ def test_few_lines_stand_twice():
         lines = [line for line in lines if re.search(r"\w", line) and not re.match(r"#|from |import |\"\"\"", line)]
         places.update({"\n".join(lines[k : k + 6]) for k in range(len(lines) - 5)})
     copied = sum(count - 1 for count in places.values() if count > 1)
-    assert copied <= 236, copied
+    assert copied <= 185, copied
