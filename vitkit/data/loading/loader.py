@@ -156,7 +156,7 @@ class _BatchRequest(NamedTuple):
     """Number of the batch in its epoch."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _BatchRequests:
     """The batches as requests; workers that stay between epochs learn the epoch from them."""
 
@@ -172,7 +172,7 @@ class _BatchRequests:
             yield _BatchRequest(samples, epoch, number)
 
 
-@dataclass
+@dataclass(eq=False)
 class _BatchedDataset:
     """Loads, augments and collates a complete batch in the worker."""
 
