@@ -46,7 +46,8 @@ def test_they_are_read_like_the_masks(masks):
     assert torch.equal(packed[..., 0], masks[..., 0]) and packed[masks].all()
     assert [mask.tolist() for mask in packed] == masks.tolist()
     for i in range(-len(masks), len(masks)):
-        assert torch.equal(packed[i], masks[i]) and torch.equal(packed[i, :3], masks[i, :3])
+        assert torch.equal(packed[i], masks[i]) and torch.equal(packed[torch.tensor(i)], masks[i])
+        assert torch.equal(packed[i, :3], masks[i, :3])
     with pytest.raises(IndexError):
         packed[len(masks)]
 
@@ -59,6 +60,8 @@ def test_what_chooses_joins_and_moves_leaves_them_packed(masks):
     for got, expected in (
         (packed[index], masks[index]),
         (packed[is_chosen], masks[is_chosen]),
+        (packed[index.tolist()], masks[index.tolist()]),
+        (packed[index.numpy()], masks[index.numpy()]),
         (packed[1:3], masks[1:3]),
         (packed[index][::2], masks[index][::2]),
         (torch.cat([packed, packed[index], packed]), torch.cat([masks, masks[index], masks])),

@@ -1,5 +1,6 @@
 """Masks of queries, masks sampled at points, boxes around masks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -69,8 +70,9 @@ def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 def resize_target_masks(masks: Tensor, input_size: tuple[int, int], size: Sequence[int]) -> Tensor:
     """Resize masks (N, H, W) of an unpadded image, padded to `input_size`, bilinearly to (N, *size) in 0..1."""
-    padded = pad_masks(masks, input_size)[:, None].float()
-    return F.interpolate(padded, size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
+    parts = pad_masks(masks, input_size).split(rows_at_once(math.prod(input_size), masks.device))
+    maps = (part.to(torch.float32)[:, None] for part in parts)  # a few at a time: a crowd's would take gigabytes
+    return torch.cat([F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)[:, 0] for x in maps])
 
 
 def unpad_points(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:

@@ -86,10 +86,11 @@ class PackedMasks(Tensor):
 
     def __getitem__(self, index: Any) -> Tensor:
         first, *rest = index if isinstance(index, tuple) else (index,)
-        if isinstance(first, int):
-            return PackedMasks(self.bits, self.extents[first][None], self.shape[1:]).decode()[(0, *rest)]
-        if isinstance(first, slice) or (isinstance(first, Tensor) and first.ndim == 1):
-            chosen = PackedMasks(self.bits, self.extents[first], self.shape[1:])
+        if first is not None and first is not Ellipsis and np.ndim(first) < 2:
+            extents = self.extents[first]
+            if extents.ndim == 1:
+                return PackedMasks(self.bits, extents[None], self.shape[1:]).decode()[(0, *rest)]
+            chosen = PackedMasks(self.bits, extents, self.shape[1:])
             if not rest:
                 return chosen
             if all(isinstance(part, slice) for part in rest):
