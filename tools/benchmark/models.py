@@ -18,6 +18,7 @@ from vitkit.configs import deformable_detr, detr_r50, dino, eomt, mask2former, m
 from vitkit.configs.pretrain import mae
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
+from vitkit.ops.packed_masks import PackedMasks
 from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
@@ -142,6 +143,14 @@ def random_batch(case: Case, num_classes: int, device: str = "cpu") -> RandomBat
     return RandomBatch(*(tensor.to(device) for tensor in batch))
 
 
+def targets_of(batch: RandomBatch, *, masks: bool = True) -> list[dict[str, Tensor]]:
+    """Return a batch's targets in the form in which datasets give them."""
+    targets = [dict(labels=labels, boxes_cxcywh=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
+    for target, dense in zip(targets, batch.masks if masks else ()):
+        target["masks"] = PackedMasks.pack(dense.cpu().numpy(), dense.shape[1:]).to(dense.device)
+    return targets
+
+
 def vitkit_model(
     make_config: Callable[[], dict],
     num_classes: int,
@@ -162,9 +171,7 @@ def vitkit_model(
     model = build_model(config["model"] | dict(num_classes=num_classes) | settings)
     criterion = CRITERIA.build(config["criterion"])
     padding_mask = torch.zeros_like(batch.images[:, 0], dtype=torch.bool) if is_padded else None
-    names = ("labels", "boxes_cxcywh", "masks")
-    targets = [dict(zip(names, values)) for values in zip(batch.labels, batch.boxes_cxcywh, batch.masks)]
-
+    targets = targets_of(batch)
     known = {"targets": targets} if model.uses_targets else {}
 
     def loss() -> Tensor:

@@ -19,7 +19,7 @@ from vitkit.configs import dfine, rf_detr, rtdetr
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.registry import CRITERIA
 from vitkit.structures import UncompiledTargets
-from vitkit.tools.benchmark.models import Case, random_batch
+from vitkit.tools.benchmark.models import Case, random_batch, targets_of
 from vitkit.tools.benchmark.timing import Measurement, Options, seconds_of
 
 MODELS: dict[str, tuple[Callable[[], dict], int]] = {
@@ -51,12 +51,7 @@ class TimedStep:
         self.optimizer = torch.optim.AdamW(groups, fused=True)
         batch = random_batch(case, NUM_CLASSES, options.device)
         self.images = batch.images
-        names = ("labels", "boxes_cxcywh", "masks")
-        needed = [name for name in names if name != "masks" or "masks" in self.criterion.needs_targets]
-        self.targets = [
-            {name: value for name, value in zip(names, values) if name in needed}
-            for values in zip(batch.labels, batch.boxes_cxcywh, batch.masks)
-        ]
+        self.targets = targets_of(batch, masks="masks" in self.criterion.needs_targets)
         modules = {"model": self.model, "criterion": self.criterion}
         self.called = {name: torch.compile(m) if name in compiled else m for name, m in modules.items()}
         self.measures_parts = False
