@@ -131,8 +131,9 @@ def test_few_functions_are_longer_than_a_page():
 def test_few_lines_stand_twice():
     places = Counter()
     for module in FILES:
-        lines = [line.strip() for line in text_of(module).splitlines()]
+        text = re.sub(r"^from \S+ import \([^)]*\)", "", text_of(module), flags=re.MULTILINE)
+        lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if re.search(r"\w", line) and not re.match(r"#|from |import |\"\"\"", line)]
         places.update({"\n".join(lines[k : k + 6]) for k in range(len(lines) - 5)})
     copied = sum(count - 1 for count in places.values() if count > 1)
-    assert copied <= 185, copied
+    assert copied <= 180, copied

@@ -99,8 +99,7 @@ def pretrain(
         device: "cpu", "cuda", ...; "auto": an accelerator if there is one.
         overrides: values for the config, `key.sub=value`.
     Raises:
-        VitkitError: an error that a user can cause, see vitkit/errors.py.
-        KeyboardInterrupt: ctrl-C was pressed during training, whose state is saved.
+        VitkitError, KeyboardInterrupt: as `vitkit.start` does.
     """
     leave_imported_main()
     began = time.monotonic()
