@@ -109,6 +109,10 @@ def test_summary_without_objects_names_the_threshold_and_the_best_score():
     assert detection().summary() == "a.png: 1 dog, 1 cat; from score 0.50 (the default)"
     high = detection(thresholds=ScoreThresholds(0.95, origin="highest F1 in validation"))
     assert repr(high) == "a.png: nothing from score 0.95 (highest F1 in validation); the best is 0.90 (dog)"
+    by_class = detection(thresholds=ScoreThresholds(0.8, (0.85, 0.95)))
+    assert by_class.summary().endswith(
+        "score 0.80 to 0.95, by class (the default); the best is 0.90 (dog, shown from 0.95)"
+    )
     assert str(ScoreThresholds(0.5, (0.2, 0.7))) == "score 0.20 to 0.70, by class (the default)"
 
 

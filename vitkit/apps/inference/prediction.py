@@ -216,8 +216,10 @@ class Prediction:
         if not len(self.fields.get("scores", ())):
             return f"{self.name}: nothing"
         best = int(self.fields["scores"].argmax())
-        name, score = self.classes[int(self.fields["labels"][best])], float(self.fields["scores"][best])
-        return f"{self.name}: nothing from {self.thresholds}; the best is {score:.2f} ({name})"
+        label, score = self.fields["labels"][best], float(self.fields["scores"][best])
+        name, lowest = self.classes[int(label)], float(self.thresholds.of(label))
+        which = f"{name}, shown from {lowest:.2f}" if self.thresholds.by_class else name
+        return f"{self.name}: nothing from {self.thresholds}; the best is {score:.2f} ({which})"
 
     __repr__ = summary
 
