@@ -43,6 +43,7 @@ def test_they_are_read_like_the_masks(masks):
     assert torch.equal(packed.flatten(1).any(1), masks.flatten(1).any(1)) and torch.equal(packed.any(0), masks.any(0))
     assert torch.equal(packed.is_empty(), ~masks.flatten(1).any(1))
     assert torch.equal(packed[:, 1:7, 3:9], masks[:, 1:7, 3:9]) and torch.equal(packed[None], masks[None])
+    assert torch.equal(packed[True], masks[True])
     assert torch.equal(packed[..., 0], masks[..., 0]) and packed[masks].all()
     assert [mask.tolist() for mask in packed] == masks.tolist()
     for i in range(-len(masks), len(masks)):
@@ -70,6 +71,7 @@ def test_what_chooses_joins_and_moves_leaves_them_packed(masks):
         (pad_masks(packed, (height, width)), F.pad(masks, (0, 3, 0, 3))),
         (pickle.loads(pickle.dumps(packed)), masks),
         (copy.copy(packed), masks),
+        (copy.deepcopy({"masks": packed})["masks"], masks),
         (packed.to("cpu", non_blocking=True), masks),
         (Batch({}, [{"masks": packed}]).to("cpu").targets[0]["masks"], masks),
     ):
@@ -79,7 +81,6 @@ def test_what_chooses_joins_and_moves_leaves_them_packed(masks):
     assert type(moved) is PackedMasks and {moved.device, moved.bits.device, moved.extents.device} == {
         torch.device("meta")
     }
-    assert torch.equal(copy.deepcopy(packed), masks)
     assert torch.equal(torch.cat([packed, masks.float()]), torch.cat([masks, masks]).float())
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         torch.cat([packed, pad_masks(packed, (height, width))])

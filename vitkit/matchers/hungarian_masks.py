@@ -138,12 +138,14 @@ def _compare_pixels(
 ) -> dict[str, Tensor]:
     """Return the mask and dice terms of all pixels at the predictions' size, (L, N, Q)."""
     terms = {"mask": [], "dice": []}
-    padded = pad_masks(masks, input_size)[None].float()
+    few, resized = pad_masks(masks, input_size).split(MASKS_AT_ONCE), {}  # layers usually have one size
     for layer in layers:
         logits = compute_mask_logits(layer, image)
-        resized = F.interpolate(padded, size=logits.shape[-2:], mode="nearest")[0].flatten(1)
-        terms["mask"].append(focal_of_pairs(logits.flatten(1), resized))
-        terms["dice"].append(dice_of_pairs(logits.flatten(1), resized))
+        size = logits.shape[-2:]
+        if size not in resized:
+            resized[size] = torch.cat([F.interpolate(part[None].float(), size, mode="nearest")[0] for part in few])
+        terms["mask"].append(focal_of_pairs(logits.flatten(1), resized[size].flatten(1)))
+        terms["dice"].append(dice_of_pairs(logits.flatten(1), resized[size].flatten(1)))
     return {name: torch.stack(parts) for name, parts in terms.items()}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 # What is known without decoding, and what is done to bits instead.
 _DESCRIBE = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.dtype.__get__}
 _DESCRIBE |= {Tensor.size, Tensor.stride, Tensor.dim, Tensor.numel, Tensor.__len__}
-_MOVE = {Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.pin_memory}
+_MOVE = {Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.pin_memory, Tensor.__deepcopy__}
 
 
 class PackedMasks(Tensor):
@@ -86,7 +86,7 @@ class PackedMasks(Tensor):
 
     def __getitem__(self, index: Any) -> Tensor:
         first, *rest = index if isinstance(index, tuple) else (index,)
-        if first is not None and first is not Ellipsis and np.ndim(first) < 2:
+        if not (first is None or first is Ellipsis or isinstance(first, bool) or np.ndim(first) > 1):
             extents = self.extents[first]
             if extents.ndim == 1:
                 return PackedMasks(self.bits, extents[None], self.shape[1:]).decode()[(0, *rest)]
