@@ -139,7 +139,8 @@ if __name__ == "__main__":
     dataset = ShapesDetection(num_images=4000, image_size=32)
     settings = DataSettings(images_per_gpu=1, num_workers=int(sys.argv[2]), start_workers=sys.argv[1])
     loader = settings.train_loader(dataset, seed=0)
-    next(iter(loader))
+    batches = iter(loader)  # whose end would end the workers
+    next(batches)
     print(*(process.pid for process in multiprocessing.active_children()), flush=True)
     sys.stdin.read()
 """
