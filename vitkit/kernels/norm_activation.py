@@ -17,8 +17,8 @@ def norm_silu(x: Tensor, norm: nn.Module) -> Tensor:
     """Compute F.silu(norm(x)) in training, (B, C, H, W) -> the same; it has no second derivative.
 
     Together with `norm_relu_scale`, the peak memory of a training step of D-FINE-S (640x640, batch 2) is 0.82 of what
-    it would be (1037 rather than 1257 MiB), and of D-FINE-N with batch 8 0.79 (1894 rather than 2398 MiB), in about the
-    same time.
+    it would be (1037 rather than 1257 MiB); for D-FINE-N with batch 8 it is 0.79 (1894 rather than 2398 MiB). The time
+    is about the same.
     """
     if not _is_trained_on_cpu(x, norm):
         return F.silu(norm(x))
