@@ -11,6 +11,7 @@ from torch import Tensor
 # What is known without decoding, and what is done to bits instead.
 _DESCRIBE = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.dtype.__get__}
 _DESCRIBE |= {Tensor.size, Tensor.stride, Tensor.dim, Tensor.numel, Tensor.__len__}
+_WRITE = {"__setitem__", "__set__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor"))}
 _MOVE = {Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.pin_memory, Tensor.__deepcopy__}
 
 
@@ -19,7 +20,7 @@ class PackedMasks(Tensor):
 
     They are read like any tensor: what PyTorch computes with them gets them decoded, a byte per pixel. Masks that are
     chosen by a slice or by a 1-D tensor, split, concatenated, padded, moved or pinned stay packed, so choose first.
-    Nothing can be written to them, but to their `clone()`.
+    Nothing can be written to them, but to their `clone()`; what is read, also a mask by its index, is a copy.
 
     Args:
         bits: (B,) uint8, each 8 neighbors in a row from the lowest bit on; the first is 0, as read outside.
@@ -41,10 +42,10 @@ class PackedMasks(Tensor):
 
     @classmethod
     def pack(cls, masks: Iterable[np.ndarray], size: Sequence[int]) -> "PackedMasks":
-        """Pack masks (H, W), bool or 0 and 1."""
+        """Pack masks (H, W), in which all but 0 belongs to the object."""
         bits, extents, start = [np.zeros(1, np.uint8)], [], 1
         for mask in masks:
-            packed = np.packbits(mask, axis=1, bitorder="little")
+            packed = np.packbits(mask.astype(bool, copy=False), axis=1, bitorder="little")
             rows, columns = packed.any(1).nonzero()[0], packed.any(0).nonzero()[0]
             left, top, right, bottom = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else (0,) * 4
             extents.append((start, left, top, right, bottom))
@@ -66,8 +67,12 @@ class PackedMasks(Tensor):
         if function is torch.cat and len(args) == 1 and not kwargs:
             return cls._join(first)
         name = function.__name__
-        if isinstance(first, cls) and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
-            raise TypeError(f"{name}: masks of targets are packed, and cannot be written to. Write to their clone().")
+        writes = name in _WRITE or (name.endswith("_") and not name.endswith("__"))
+        if (isinstance(first, cls) and writes) or isinstance(kwargs.get("out"), cls):
+            # Not a TypeError, in whose place PyTorch would compute `masks | other` for `masks |= other`.
+            raise RuntimeError(
+                f"{name}: masks of targets are packed, and cannot be written to. Write to their clone()."
+            )
         return function(*map(_decode, args), **{name: _decode(value) for name, value in kwargs.items()})
 
     @classmethod
@@ -85,16 +90,14 @@ class PackedMasks(Tensor):
         return PackedMasks, (self.bits, self.extents, tuple(self.shape[1:]))
 
     def __getitem__(self, index: Any) -> Tensor:
-        first, *rest = index if isinstance(index, tuple) else (index,)
-        if not (first is None or first is Ellipsis or isinstance(first, bool) or np.ndim(first) > 1):
+        first, *rest = index if isinstance(index, tuple) and index else (index,)
+        if not (first is None or first is Ellipsis or isinstance(first, bool | tuple) or np.ndim(first) > 1):
             extents = self.extents[first]
             if extents.ndim == 1:
                 return PackedMasks(self.bits, extents[None], self.shape[1:]).decode()[(0, *rest)]
-            chosen = PackedMasks(self.bits, extents, self.shape[1:])
-            if not rest:
-                return chosen
-            if all(isinstance(part, slice) for part in rest):
-                return chosen.decode()[(slice(None), *rest)]
+            if extents.ndim == 2 and all(isinstance(part, slice) for part in rest):
+                chosen = PackedMasks(self.bits, extents, self.shape[1:])
+                return chosen.decode()[(slice(None), *rest)] if rest else chosen
         return self.decode()[index]
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -217,8 +217,8 @@ class Prediction:
             return f"{self.name}: nothing"
         best = int(self.fields["scores"].argmax())
         label, score = self.fields["labels"][best], float(self.fields["scores"][best])
-        name, lowest = self.classes[int(label)], float(self.thresholds.of(label))
-        which = f"{name}, shown from {lowest:.2f}" if self.thresholds.by_class else name
+        name, lowest = self.classes[int(label)], f"{float(self.thresholds.of(label)):.2f}"
+        which = name if lowest == self.thresholds.interval else f"{name}, shown from {lowest}"
         return f"{self.name}: nothing from {self.thresholds}; the best is {score:.2f} ({which})"
 
     __repr__ = summary

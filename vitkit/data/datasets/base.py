@@ -194,7 +194,7 @@ class DetectionDataset(BaseImageDataset):
         if annotated.masks is not None:
             from vitkit.ops.packed_masks import PackedMasks  # boxes need none
 
-            target["masks"] = PackedMasks.pack(annotated.masks, annotated.image.shape[:2])
+            target["masks"] = PackedMasks.pack(annotated.masks, annotated.masks.shape[1:])
             visible = ~target["masks"].is_empty()
             target |= {name: target[name][visible] for name in target.keys() & OBJECT_FIELDS}
         return Sample(image=to_tensor(annotated.image), target=target)

@@ -38,7 +38,6 @@ class Sentences(TextDataset):
     def __init__(
         self,
         lines: Sequence[str],
-        /,
         *,
         objective: Objective = "causal",
         vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
@@ -85,11 +84,22 @@ class MonolingualText(Sentences):
 
     Args:
         file: text file with one sentence per line.
-        options: the other arguments of Sentences: objective, vocabulary, max_length, unfit_lines.
+        objective: see Sentences.
+        vocabulary, max_length, unfit_lines: see TextDataset.
     Raises:
         ConfigError: the objective is unknown.
         DataError: see TextLines.
     """
 
-    def __init__(self, file: str | Path, **options: Any):
-        super().__init__(TextLines(file), **options)
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        objective: Objective = "causal",
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+        unfit_lines: UnfitLines | None = None,
+    ):
+        super().__init__(
+            TextLines(file), objective=objective, vocabulary=vocabulary, max_length=max_length, unfit_lines=unfit_lines
+        )

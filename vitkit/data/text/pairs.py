@@ -30,7 +30,6 @@ class SentencePairs(TextDataset):
         self,
         sources: Sequence[str],
         targets: Sequence[str],
-        /,
         vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
         *,
         max_length: int = 256,
@@ -85,19 +84,27 @@ class ParallelText(SentencePairs):
 
     Args:
         source, target: the files.
-        options: the other arguments of SentencePairs: vocabulary, max_length, unfit_lines.
+        vocabulary, max_length, unfit_lines: see TextDataset.
     Raises:
         DataError: a file is missing, empty, damaged or not UTF-8, or their numbers of lines differ.
     """
 
-    def __init__(self, source: str | Path, target: str | Path, **options: Any):
+    def __init__(
+        self,
+        source: str | Path,
+        target: str | Path,
+        *,
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+        unfit_lines: UnfitLines | None = None,
+    ):
         self.files = [TextLines(source), TextLines(target)]
         if len(self.files[0]) != len(self.files[1]):
             raise DataError(
                 f"{source} has {len(self.files[0])} lines and {target} has {len(self.files[1])}: expected the same "
                 "number, since line i of one translates line i of the other. Were lines added, lost, or split?"
             )
-        super().__init__(*self.files, **options)
+        super().__init__(*self.files, vocabulary, max_length=max_length, unfit_lines=unfit_lines)
 
 
 @DATASETS.register
