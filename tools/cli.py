@@ -3,7 +3,9 @@
 import ast
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,6 +77,8 @@ def run(argv: Sequence[str] | None) -> int:
 def print_commands(commands: dict[str, str], group: str = "") -> None:
     """Print the commands with their summaries."""
     width = max(map(len, commands))
+    columns = max(60, shutil.get_terminal_size().columns)
+    layout = textwrap.TextWrapper(columns, initial_indent="  ", subsequent_indent=" " * (width + 4))
     first = [name for name in FIRST if name in commands]
     others = [name for name in commands if name not in first]
     sections = {
@@ -85,7 +89,7 @@ def print_commands(commands: dict[str, str], group: str = "") -> None:
     print(f"usage: vitkit {group} VERB [ARGUMENTS]" if group else "usage: vitkit COMMAND [ARGUMENTS]")
     for title, names in sections.items():
         if names:
-            print("", f"{title}:", *(f"  {name:<{width}}  {commands[name]}" for name in names), sep="\n")
+            print("", f"{title}:", *(layout.fill(f"{name:<{width}}  {commands[name]}") for name in names), sep="\n")
     print("\nvitkit COMMAND --help has examples and lists the arguments.")
 
 

@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import subprocess
 import sys
 import types
@@ -59,12 +60,14 @@ def test_too_little_memory_to_load_a_command_is_a_one_line_error(gigabytes):
 
 def test_help_lists_the_tools_with_their_summaries_and_imports_none(capsys, monkeypatch):
     monkeypatch.setattr(cli.importlib, "import_module", pytest.fail)
+    monkeypatch.setenv("COLUMNS", "80")
     for argv in (["--help"], []):
         assert cli.main(argv) == 0
         lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
         assert any(line.split()[:1] == ["train"] and len(line.split()) > 2 for line in lines)
         assert not any(line.split()[:1] in (["cli"], ["__init__"]) for line in lines)
-        words = [line.split()[0] for line in lines if line.startswith("  ")]
+        words = [line.split()[0] for line in lines if re.match(r"  \S", line)]
         assert words[:6] == ["start", "train", "predict", "test", "doctor", "ablate"] and words.count("train") == 1
 
 

@@ -12,6 +12,7 @@ Examples:
     python tools/benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
     python tools/benchmark detr --device cuda --precision bf16
     python tools/benchmark detr --threads 1 --processor-time                 # on a busy machine
+    python tools/benchmark detr dfine --compile --repeats 3                  # training steps of compiled models
     python tools/benchmark crowds --threads 1 --repeats 1                    # steps of 0 to 2,000 objects an image
     python tools/benchmark latency --threads 1 2 --models D-FINE-N RT-DETR-R18 --plot latency.png --out latency.md
     python tools/benchmark latency --models D-FINE-N --rows onnxruntime openvino --onnx YOLO11n:39.5=yolo11n.onnx
@@ -99,6 +100,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         default="fp32",
         help="precision of all but ONNX files (default: fp32)",
     )
+    text = "measure only training steps, of models that are compiled on both sides: such as detr, dfine, grounding_dino"
+    parser.add_argument("--compile", action="store_true", help=text)
     parser.add_argument("--no-memory", action="store_true", help="measure only time")
     parser.add_argument(
         "--processor-time", action="store_true", help="measure processor time, without waiting for other programs"
@@ -129,6 +132,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
     if args.out and args.out.suffix == ".json":
         parser.error(f"--out {args.out}: is for the table, and the rows are written beside it as .json; expected .md")
+    of_models = [part for part, module in PARTS.items() if module in ("models", "realtime", "masks", "grounding")]
+    if args.compile and (others := [part for part in args.parts or PARTS if part not in of_models]):
+        parser.error(f"--compile: no training steps in {' '.join(others)}; expected parts among {' '.join(of_models)}")
     of_latency = {f"--{name}": getattr(args, name) for name in ("models", "rows", "batch", "onnx", "plot")}
     if args.parts and "latency" not in args.parts and (given := [name for name, value in of_latency.items() if value]):
         parser.error(f"{given[0]}: is for the part latency; expected it among {' '.join(args.parts)}")
@@ -241,6 +247,7 @@ def make_options(args: argparse.Namespace) -> Options:
         models=args.models,
         rows=args.rows,
         batch_sizes=args.batch or [1],
+        compiled=args.compile,
         onnx=args.onnx,
     )
 

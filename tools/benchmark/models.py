@@ -21,6 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.ops.packed_masks import PackedMasks
 from vitkit.protocols.model import Model
 from vitkit.registry import BACKBONES, CRITERIA
+from vitkit.structures import UncompiledTargets
 from vitkit.tools.benchmark.timing import Call, Measurement, Options, compare
 
 
@@ -90,6 +91,10 @@ def measure(part: str, options: Options) -> list[Measurement]:
 
 def compare_family(family: Family, case: Case, options: Options, *, what: str) -> list[Measurement]:
     """Measure all contestants of a family on a case."""
+    if options.compiled:
+        if not case.training:
+            return []
+        what += ", compiled"
     return compare(what, {name: partial(step, family, name, case, options) for name in family.builders}, options)
 
 
@@ -111,6 +116,8 @@ def step(family: Family, name: str, case: Case, options: Options) -> Call:
         if isinstance(model, Model):
             model.fuse()
         return infer
+    if options.compiled:
+        model.compile()
     optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4))
 
     def train() -> None:
@@ -172,7 +179,7 @@ def vitkit_model(
     criterion = CRITERIA.build(config["criterion"])
     padding_mask = torch.zeros_like(batch.images[:, 0], dtype=torch.bool) if is_padded else None
     targets = targets_of(batch)
-    known = {"targets": targets} if model.uses_targets else {}
+    known = {"targets": UncompiledTargets(targets)} if model.uses_targets else {}
 
     def loss() -> Tensor:
         return sum(criterion(model(batch.images, padding_mask, **known), targets).values())

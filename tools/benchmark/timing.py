@@ -73,6 +73,8 @@ class Options:
     """The rows of each of these models; none: all that can be measured here."""
     batch_sizes: Sequence[int] = (1,)
     """The numbers of images that the part "latency" runs at once."""
+    compiled: bool = False
+    """Whether only training steps are measured, of compiled models."""
     onnx: Sequence[OnnxFromOutside] = ()
     """Files that the part "latency" measures as well."""
 

@@ -23,6 +23,16 @@ def test_all_compared_models_run(name, training):
     assert all(row.seconds > 0 for row in rows)
 
 
+def test_only_training_steps_are_measured_of_compiled_models(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(type(model).__name__))
+    family = FAMILIES["detr"]._replace(builders={"vitkit": FAMILIES["detr"].builders["vitkit"]})
+    options = Options(repeats=1, memory=False, compiled=True)
+    assert not models.compare_family(family, Case(64, 96), options, what="inference")
+    (row,) = models.compare_family(family, Case(64, 96, training=True), options, what="step")
+    assert row.what == "step, compiled" and compiled == ["DETR"]
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "dino"])  # which compares different models
 def test_both_forms_of_a_model_train_the_same_number_of_parameters(name):
     pytest.importorskip("transformers")
