@@ -85,10 +85,10 @@ def test_core_has_few_lines():
     # (1,970), poses without boxes (ECPose, 945: a head with its own decoder, matcher, criterion and denoising), weights
     # of other classes and numbers of queries (255), crowds (147, of which 87 for costs and points in parts that fit
     # caches, and maps sampled by pixel), data of ranks and faults of own parts (85), masks without a pixel and images
-    # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (68),
+    # without keypoints (80), masks made only of the objects that are shown (50), what is no download (12), Muon (91),
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10), masks of targets as bits (168).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_444
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_412
 
 
 def test_contracts_are_few():
@@ -136,4 +136,4 @@ def test_few_lines_stand_twice():
         lines = [line for line in lines if re.search(r"\w", line) and not re.match(r"#|from |import |\"\"\"", line)]
         places.update({"\n".join(lines[k : k + 6]) for k in range(len(lines) - 5)})
     copied = sum(count - 1 for count in places.values() if count > 1)
-    assert copied <= 180, copied
+    assert copied <= 175, copied

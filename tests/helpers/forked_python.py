@@ -113,7 +113,7 @@ def _run(argv: list[str], folder: str, environment: dict[str, str], parent: int,
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = open(0, closefd=False)  # multiprocessing has it read os.devnull
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has it read os.devnull
     # By these, a restarted process finds the run that an earlier one of its parent's began.
     os.getppid = lambda: parent
     run_folder._THIS_PROCESS = f"process {os.getpid()}"

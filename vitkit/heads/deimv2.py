@@ -10,20 +10,19 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.heads.dfine import (
     MAX_FLOAT16,
-    DecodedLayer,
+    DFINEDecoder,
     DFINEDecoderLayer,
     Gate,
     LocationQuality,
-    boxes_of_corners,
     map_projection,
     refined_outputs,
 )
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.deformable_transformer import Levels, flatten_levels
-from vitkit.nn.detection import box_head, boxes_around, check_at_least_1, class_head
-from vitkit.nn.layers import MLP, SwiGLU, init_xavier
-from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
+from vitkit.nn.deformable_transformer import flatten_levels
+from vitkit.nn.detection import check_at_least_1, class_head
+from vitkit.nn.layers import SwiGLU, init_xavier
+from vitkit.nn.queries import QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.ops.box_distances import distance_bins
 from vitkit.registry import HEADS, Spec
@@ -91,10 +90,8 @@ class DEIMv2Head(QueryHead):
         sizes = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
         layers = [make_layer(d_model, len(feature_info), **sizes) for _ in range(num_decoder_layers)]
         bins = distance_bins(reg_max, reg_scale, up)
-        num_box_heads = 1 if shared_box_head else num_decoder_layers
-        self.decoder = DEIMv2Decoder(
-            layers, d_model, bins, reg_scale, num_box_heads=num_box_heads, activation=activation
-        )
+        decoder = dict(activation=activation, num_box_heads=1 if shared_box_head else None, keeps_positions=True)
+        self.decoder = DFINEDecoder(layers, d_model, bins, reg_scale, **decoder)
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
         self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)
         self.add_masks(masks, feature_info, num_decoder_layers)
@@ -138,58 +135,6 @@ def _layers_of(layer: str, d_ffn: int, *, gate: bool, activation: str) -> Callab
     if d_ffn < 2 or d_ffn % 2:
         raise ConfigError(f"DEIMv2Head: d_ffn={d_ffn}: expected an even number, half of it for the gate.")
     return partial(DEIMv2DecoderLayer, gate=gate)
-
-
-class DEIMv2Decoder(nn.Module):
-    """Decoder that refines the distributions of the boxes' edges, with the same positions of queries in all layers.
-
-    Args:
-        bins: (reg_max + 1,) distances that bins stand for.
-        reg_scale: number of a distance's units in the width or height of a box, see `boxes_at_distances`.
-        num_box_heads: number of heads of distributions; 1: all layers share it.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        d_model: int,
-        bins: Tensor,
-        reg_scale: float,
-        *,
-        num_box_heads: int,
-        activation: str,
-    ):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.bbox_embed = box_head(d_model, activation=activation)
-        self.corner_embed = nn.ModuleList(
-            box_head(d_model, num_outputs=4 * len(bins), activation=activation) for _ in range(num_box_heads)
-        )
-        self.query_pos_head = MLP((4, d_model, d_model, d_model), activation)
-        init_xavier(self.query_pos_head)
-        self.register_buffer("bins", bins, persistent=False)
-        self.reg_scale = float(reg_scale)
-
-    def forward(self, queries: Queries, levels: Levels) -> list[DecodedLayer]:
-        """Decode the queries with every layer, attending to the tokens of `levels`."""
-        x, references = queries.content, queries.references
-        positions = self.query_pos_head(references.to(x.dtype)).clamp(-10, 10)
-        decoded: list[DecodedLayer] = []
-        for i, layer in enumerate(self.layers):
-            previous = x
-            x = layer(x, levels.tokens, positions=positions, bias=queries.bias, **levels.around(references))
-            corner_embed = self.corner_embed[min(i, len(self.corner_embed) - 1)]
-            if decoded:
-                # The previous layer's states have no gradient from this layer's corners, but its corners do.
-                corners = corner_embed(x + previous.detach()) + decoded[-1].corners
-                initial_boxes = decoded[-1].initial_boxes
-            else:
-                corners = corner_embed(x)
-                initial_boxes = boxes_around(references, self.bbox_embed(x))
-            boxes = boxes_of_corners(corners, initial_boxes, self.bins, self.reg_scale)
-            decoded.append(DecodedLayer(x, references, initial_boxes, corners, boxes))
-            references = boxes.detach()
-        return decoded
 
 
 class DEIMv2DecoderLayer(nn.Module):

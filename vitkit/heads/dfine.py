@@ -113,16 +113,12 @@ def refined_outputs(
 
     Args:
         decoded: of each layer of `decoder`, which has `bins` and `reg_scale`, see `DFINEDecoder`.
-        class_heads, quality_heads: make the class logits of each layer from its states, and what its distributions
-            add to these.
+        class_heads, quality_heads: make a layer's class logits of its states, and what its distributions add to them.
         selection: the encoder's predictions at the selected locations.
     """
     first = decoded[0]
-    initial = {
-        "pred_logits": class_heads[0](first.states),
-        "pred_boxes": first.initial_boxes,
-        "reference_points": first.references,
-    }
+    logits = class_heads[0](first.states)
+    initial = dict(pred_logits=logits, pred_boxes=first.initial_boxes, reference_points=first.references)
     layers = [
         {
             # (B, Q, num_classes), one sigmoid per class
@@ -166,7 +162,7 @@ class DecodedLayer(NamedTuple):
     corners: Tensor
     """(B, L, 4 * (reg_max + 1)) logits of the bins of left, top, right and bottom."""
     boxes: Tensor
-    """(B, L, 4) cxcywh."""
+    """(B, L, 4) cxcywh, whose edges are at the mean distances of their distributions."""
 
 
 class DFINEDecoder(nn.Module):
@@ -175,47 +171,52 @@ class DFINEDecoder(nn.Module):
     Args:
         bins: (reg_max + 1,) distances that bins stand for.
         reg_scale: number of a distance's units in the width or height of a box, see `boxes_at_distances`.
+        num_box_heads: number of heads of distributions; 1: all layers share it; None: each has its own.
+        keeps_positions: whether the queries' positions are those of the first boxes in all layers, as in DEIMv2.
     """
 
     def __init__(
-        self, layers: "list[DFINEDecoderLayer]", d_model: int, bins: Tensor, reg_scale: float, *, activation: str
+        self,
+        layers: Sequence[nn.Module],
+        d_model: int,
+        bins: Tensor,
+        reg_scale: float,
+        *,
+        activation: str,
+        num_box_heads: int | None = None,
+        keeps_positions: bool = False,
     ):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.bbox_embed = box_head(d_model, activation=activation)
+        num_heads = num_box_heads or len(layers)
         self.corner_embed = nn.ModuleList(
-            box_head(d_model, num_outputs=4 * len(bins), activation=activation) for _ in layers
+            box_head(d_model, num_outputs=4 * len(bins), activation=activation) for _ in range(num_heads)
         )
-        self.query_pos_head = MLP((4, 2 * d_model, d_model), activation)
+        hidden = (d_model, d_model) if keeps_positions else (2 * d_model,)
+        self.query_pos_head = MLP((4, *hidden, d_model), activation)
         init_xavier(self.query_pos_head)
         self.register_buffer("bins", bins, persistent=False)
-        self.reg_scale = float(reg_scale)
+        self.reg_scale, self.keeps_positions = float(reg_scale), keeps_positions
 
     def forward(self, queries: Queries, levels: Levels) -> list[DecodedLayer]:
         """Decode the queries with every layer, attending to the tokens of `levels`."""
         x, references = queries.content, queries.references
         decoded: list[DecodedLayer] = []
-        for layer, corner_embed in zip(self.layers, self.corner_embed):
+        for i, layer in enumerate(self.layers):
             previous = x
-            positions = self.query_pos_head(references.to(x.dtype)).clamp(-10, 10)
+            if not (decoded and self.keeps_positions):
+                positions = self.query_pos_head(references.to(x.dtype)).clamp(-10, 10)
             x = layer(x, levels.tokens, positions=positions, bias=queries.bias, **levels.around(references))
-            if decoded:
-                # The previous layer's states have no gradient from this layer's corners, but its corners do.
-                corners = corner_embed(x + previous.detach()) + decoded[-1].corners
-                initial_boxes = decoded[-1].initial_boxes
-            else:
-                corners = corner_embed(x)
-                initial_boxes = boxes_around(references, self.bbox_embed(x))
-            boxes = boxes_of_corners(corners, initial_boxes, self.bins, self.reg_scale)
-            decoded.append(DecodedLayer(x, references, initial_boxes, corners, boxes))
+            corner_embed = self.corner_embed[i % len(self.corner_embed)]
+            # The previous layer's states have no gradient from this layer's corners, but its corners do.
+            corners = corner_embed(x + previous.detach()) + decoded[-1].corners if decoded else corner_embed(x)
+            initial = decoded[-1].initial_boxes if decoded else boxes_around(references, self.bbox_embed(x))
+            distances = (corners.float().unflatten(-1, (4, -1)).softmax(-1) * self.bins.float()).sum(-1)
+            boxes = boxes_at_distances(initial.detach(), distances, self.reg_scale)
+            decoded.append(DecodedLayer(x, references, initial, corners, boxes))
             references = boxes.detach()
         return decoded
-
-
-def boxes_of_corners(corners: Tensor, initial_boxes: Tensor, bins: Tensor, reg_scale: float) -> Tensor:
-    """Return the boxes whose edges are at the mean distances of their distributions, see `DecodedLayer`."""
-    distances = (corners.float().unflatten(-1, (4, -1)).softmax(-1) * bins.float()).sum(-1)
-    return boxes_at_distances(initial_boxes.detach(), distances, reg_scale)
 
 
 class DFINEDecoderLayer(nn.Module):
@@ -249,8 +250,7 @@ class DFINEDecoderLayer(nn.Module):
         # In place of other decoder layers' residual sum and norm2, so checkpoints have other parameters than theirs.
         self.gateway = Gate(d_model)
         self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
-        nn.init.xavier_uniform_(self.ffn.linear1.weight)
-        nn.init.xavier_uniform_(self.ffn.linear2.weight)
+        init_xavier(self.ffn)
         self.norm3 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
 
