@@ -18,8 +18,10 @@ from vitkit.configs.bccd.dino_r18 import config as bccd_dino_r18
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, channels=None):
+def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, small_first=False, channels=None):
     """Return the config; `size` is the short side of an image in validation, in pixels.
+
+    With `small_first` a run is as in configs/bccd/small_first.py: images have 4/7 of the size in its first six tenths.
 
     A pretrained backbone that `ends_at_res3` learns more in up to half an hour of a core where each class has many
     objects, and finds nothing after 50 photos of COCO. One up to res4 has its first `frozen_stages` and all its batch
@@ -35,25 +37,31 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, chann
         cfg["optimizer"]["backbone_lr"] = 1e-4
     # A share, as the number of epochs follows the time that there is; 200 steps of the 4000 of a longer run.
     cfg["schedule"] = dict(type="FlatCosineLR", warmup_share=0.05, flat_until_share=0.6, end_factor=0.02)
-    single = dict(
-        type="ComposedTransforms", min_visible=0.2, min_box_side=2.0,
-        transforms=[
-            dict(type="HorizontalFlip"),
-            dict(
-                type="MultiScaleCrop", scales=[round(size * fraction / 32) * 32 for fraction in (0.82, 0.94, 1.06)],
-                max_size=round(1.67 * size), crop_probability=0.5,
-                crop_scales=[round(size * fraction) for fraction in (1.18, 1.35, 1.53)],
-                crop_range=[round(0.76 * size), round(1.06 * size)],
-            ),
-            *[jitter] * (channels is None),
-        ],
+
+    def transforms(size):
+        return dict(
+            type="ComposedTransforms", min_visible=0.2, min_box_side=2.0,
+            transforms=[
+                dict(type="HorizontalFlip"),
+                dict(
+                    type="MultiScaleCrop", scales=[round(size * fraction / 32) * 32 for fraction in (0.82, 0.94, 1.06)],
+                    max_size=round(1.67 * size), crop_probability=0.5,
+                    crop_scales=[round(size * fraction) for fraction in (1.18, 1.35, 1.53)],
+                    crop_range=[round(0.76 * size), round(1.06 * size)],
+                ),
+                *[jitter] * (channels is None),
+            ],
+        )  # fmt: skip
+
+    single = transforms(size)
+    first = dict(
+        type="MultiImageTransforms", mosaic=0.3, transforms=transforms(size * 4 / 7 if small_first else size)
     )  # fmt: skip
-    mosaics = dict(type="MultiImageTransforms", mosaic=0.3, transforms=single)
     split = dict(type="CocoDetection", bad_boxes="drop", images="data/own/images")
     cfg["data"] = dict(
         train=dict(
             **split, annotations="data/own/train.json",
-            transforms=dict(type="TransformsByEpoch", until_shares=[0.6], transforms=[mosaics, single]),
+            transforms=dict(type="TransformsByEpoch", until_shares=[0.6], transforms=[first, single]),
         ),
         val=dict(
             **split, annotations="data/own/val.json",

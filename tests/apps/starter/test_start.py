@@ -165,15 +165,28 @@ def test_figures_of_recipes_are_those_of_the_table():
 def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     config = detection(world, "--hours", "0.1")
     steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
-    assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / steps_per_epoch)
+    first = RECIPES["detection"].small_first
+    assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / first.mean_cost / steps_per_epoch)
     assert config["train"]["precision"] == "fp32"
     assert step_cost[1] == [(224, "fp32"), (224, "bf16")]
     out = capsys.readouterr().out
     assert "timed     224 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
     assert "chosen    DINO on ResNet-18 from random weights, 224 pixels, fp32" in out
-    assert "expected  AP 0.429, AP50 0.750 after 824 steps, which take 14 min here, as on 205 photos of blood" in out
+    assert "expected  AP 0.429, AP50 0.750 after 824 steps, which take 10 min here, as on 205 photos of blood" in out
     assert config["schedule"] == dict(type="FlatCosineLR", warmup_share=0.05, flat_until_share=0.6, end_factor=0.02)
     assert "train it  vitkit train runs/start/config.py\n" in out and config["model"]["backbone"]["pretrained"] is False
+
+
+@pytest.mark.parametrize(("hours", "is_short"), [("1", True), ("1.1", False)])  # of one second a step, 0.8 of the time
+def test_short_runs_begin_with_small_images(world, step_cost, hours, is_short):
+    config = detection(world, "--hours", hours)
+    stages = config["data"]["train"]["transforms"]
+    first, large = stages["transforms"]
+    assert stages["until_shares"] == [0.6] and large["transforms"][1]["scales"] == [192, 224, 224]
+    assert first["mosaic"] == 0.3
+    assert first["transforms"]["transforms"][1]["scales"] == ([96, 128, 128] if is_short else [192, 224, 224])
+    reason = "smaller at first, as there is time for fewer than 3000 steps"
+    assert (reason in Path("runs/start/config.py").read_text()) == is_short
 
 
 def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(world, step_cost, monkeypatch):
@@ -209,7 +222,7 @@ def test_config_explains_its_choices_and_names_its_command(world, step_cost):
     text = Path("runs/start/config.py").read_text()
     assert f"{RANDOM} --task detection --hours 0.1 --val-fraction 0.3\n" in text
     assert "# random weights, as model.backbone.pretrained=false says" in text
-    assert "1.00 s a step" in text and "--hours 0.1" in text and "# the image with the most objects has" in text
+    assert "0.70 s a step" in text and "--hours 0.1" in text and "# the image with the most objects has" in text
 
 
 @pytest.mark.parametrize(
@@ -419,7 +432,7 @@ def test_a_network_of_the_backbone_that_a_run_has_pretrained_is_chosen(monkeypat
 def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, capsys):
     detection(world, "--hours", "0.1", "train.epochs=3")
     out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
-    assert "3 epochs: 26 steps of 1.00 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
+    assert "3 epochs: 26 steps of 0.70 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
     assert "expected  AP 0.429" in out and "% of 0.1 h" not in text
     assert "pixels are chosen where" not in text  # the images have 64 pixels
     assert load_config(Path("runs/start/config.py"))["train"]["eval_every"] == 1

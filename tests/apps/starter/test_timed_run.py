@@ -74,6 +74,26 @@ def test_fast_steps_are_planned_again(tmp_path, clock):
     assert pace.epochs == 1 + int((200 - 8 - 12.5 - 5) / 8)
 
 
+def small_first(share):
+    return 0.5 if share < 0.5 else 1.5
+
+
+def test_larger_images_later_are_part_of_the_plan(tmp_path, clock):
+    pace = Pace(clock.now + 100, 100, relative_cost=small_first)
+    progress = train(tmp_path / "run", clock, lambda step: 0.5 if step <= 32 else 1.5, pace, epochs=8)
+    assert progress.epoch == 8 and pace.epochs is None and pace.step_seconds == pytest.approx(1)
+
+
+def test_larger_images_later_are_part_of_a_new_plan(tmp_path, clock):
+    pace = Pace(clock.now + 200, 200, evaluation_seconds=5.0, relative_cost=small_first)
+    train(tmp_path / "run", clock, lambda step: 1.5, pace, epochs=8)
+    # After 12 seconds 188 are left, less 12.5 for what follows and 3 evaluations: 160.5. An epoch takes 24 on average;
+    # of 7, three more with small images take 12 each and three with large ones, from the share of 0.5 on, 36.
+    assert pace.step_seconds == pytest.approx(3) and pace.epochs == 6
+    seconds = [sum(24 * small_first((k + 0.5) / epochs) for k in range(1, epochs)) for epochs in (6, 7)]
+    assert seconds[0] <= 160.5 < seconds[1]
+
+
 def test_the_deadline_ends_an_epoch_with_an_evaluated_model(tmp_path, clock, capsys):
     pace = Pace(clock.now + 60, 60, evaluation_seconds=5.0)
     progress = train(tmp_path / "run", clock, lambda step: 1.0 if step < 3 else 10.0, pace, epochs=1)

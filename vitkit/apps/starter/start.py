@@ -17,7 +17,7 @@ from vitkit.apps.report import write_report
 from vitkit.apps.starter.capacity import SELECTS_BOXES, capacity_lines, num_locations
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.own_data import OwnData, read_own_data
-from vitkit.apps.starter.recipes import RECIPES, Network
+from vitkit.apps.starter.recipes import RECIPES, Network, Recipe
 from vitkit.apps.starter.timed_run import (
     CONFIG,
     TRAINING_SHARE,
@@ -65,6 +65,7 @@ class StartChoice:
     """Where the backbone's initial weights come from, for a comment in the config."""
     network: Network
     freezes_res3: bool = False
+    small_first: bool = False
     epochs: int = 0
     cost: StepCost | None = None
 
@@ -77,6 +78,7 @@ class StartChoice:
         """Return the arguments of the config's function; `channels`: of the images, None: RGB."""
         options = f"size={self.size}, pretrained={self.network != 'small'}"
         options += ", ends_at_res3=True" * (self.network == "res3") + ", frozen_stages=3" * self.freezes_res3
+        options += ", small_first=True" * self.small_first
         return options + f", channels={channels}" * (channels is not None)
 
     @property
@@ -300,6 +302,8 @@ def train_chosen(request: StartRequest, data: OwnData, choice: StartChoice, fold
         print_expectation(request, data, new)
 
     how = dict(request=request, deadline=deadline, run_dir=folder / "run", device=request.device)
+    if choice.small_first:
+        how["relative_cost"] = RECIPES[request.task].small_first.relative_cost
     return train_in_time(folder / CONFIG, replan, choice.epochs, choice.cost, **how)
 
 
@@ -415,11 +419,26 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
             larger = measure(replace(choice, size=size))
             choice = larger if larger.epochs >= 1 else choice
             break
+    choice = begin_small_if_short(choice, recipe, minutes)
     if choice.epochs < 1:
         refuse_if_too_short(choice.cost.minutes * choice.cost.steps_per_epoch)
-    write_start_config(folder / CONFIG, request, data, choice)
-    choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
-    write_start_config(folder / CONFIG, request, data, choice)
+    return write_choice(folder / CONFIG, request, data, choice)
+
+
+def begin_small_if_short(choice: StartChoice, recipe: Recipe, minutes: float) -> StartChoice:
+    """Return the choice for a run that begins with smaller images if there is time for few steps; see `SmallFirst`."""
+    first = recipe.small_first
+    if first is None or choice.network == "resnet50" or choice.size > min(recipe.sizes) or choice.steps >= first.below:
+        return choice
+    cost = replace(choice.cost, minutes=choice.cost.minutes * first.mean_cost)
+    return replace(choice, small_first=True, cost=cost, epochs=int(minutes / cost.minutes / cost.steps_per_epoch))
+
+
+def write_choice(path: Path, request: StartRequest, data: OwnData, choice: StartChoice) -> StartChoice:
+    """Write the choices as a config; return them with its epochs, which an override may set."""
+    write_start_config(path, request, data, choice)
+    choice = replace(choice, epochs=load_config(path)["train"]["epochs"])
+    write_start_config(path, request, data, choice)
     return choice
 
 
@@ -432,6 +451,8 @@ def write_start_config(path: Path, request: StartRequest, data: OwnData, choice:
     if larger := [size for size in recipe.sizes_for(data) if size > choice.size]:
         steps = pluralize(recipe.sizes[larger[0]], "steps")
         reason += f"; {larger[0]} pixels are chosen where they leave time for {steps} and one epoch"
+    if choice.small_first:
+        reason += f"; smaller at first, as there is time for fewer than {recipe.small_first.below} steps"
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
     about = [data.summary, f"Written by: {request.command(request.hours)}"]

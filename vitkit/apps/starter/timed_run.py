@@ -2,6 +2,7 @@
 timing a few steps, and a training whose epochs are fitted to what a step takes, and which ends with the time.
 """
 
+import bisect
 import itertools
 import math
 import textwrap
@@ -134,6 +135,7 @@ def train_in_time(
     *,
     request: TimedRequest,
     deadline: float,
+    relative_cost: Callable[[float], float] = lambda share: 1.0,
     hooks: Sequence[Hook] = (),
     **how: Any,
 ) -> Run:
@@ -144,6 +146,7 @@ def train_in_time(
         replan: takes the number of epochs and the minutes of a step, and writes the config with them.
         epochs, cost: of what is planned.
         deadline: when everything has to end, on the monotonic clock.
+        relative_cost: what a step costs after a share of the run, in parts of the mean.
         hooks, how: the arguments of `vitkit.train`, with `resume` for a run that goes on.
     """
 
@@ -160,13 +163,14 @@ def train_in_time(
         how["config"] = load_config(config)
     if not request.is_paced:
         return api.train(**how, hooks=hooks)
-    pace = Pace(deadline, 3600 * request.hours)
+    pace = Pace(deadline, 3600 * request.hours, relative_cost=relative_cost)
     while True:
         run = api.train(**how, hooks=[pace, *hooks])
         if pace.epochs is None:
             return run
         how = dict(resume=run.path, train=plan(pace.epochs, pace.step_seconds / 60), device=how["device"])
-        pace = Pace(deadline, pace.seconds, evaluation_seconds=pace.evaluation_seconds)
+        evaluation = pace.evaluation_seconds
+        pace = Pace(deadline, pace.seconds, evaluation_seconds=evaluation, relative_cost=relative_cost)
 
 
 def note_if_busy(minutes: float, processor_minutes: float) -> str:
@@ -184,14 +188,23 @@ class Pace(Hook):
         deadline: time on the monotonic clock by which everything is to be over, in seconds.
         seconds: the time from the beginning to the deadline.
         evaluation_seconds: what an evaluation takes; None: not known yet.
+        relative_cost: see `train_in_time`.
 
     Attributes:
         epochs: the number of epochs for which there is time, if the run is to be planned again; None: it was right.
-        step_seconds: what a step takes.
+        step_seconds: what a step takes on average over the run.
     """
 
-    def __init__(self, deadline: float, seconds: float, *, evaluation_seconds: float | None = None):
+    def __init__(
+        self,
+        deadline: float,
+        seconds: float,
+        *,
+        evaluation_seconds: float | None = None,
+        relative_cost: Callable[[float], float] = lambda share: 1.0,
+    ):
         self.deadline, self.seconds, self.evaluation_seconds = deadline, seconds, evaluation_seconds
+        self.relative_cost = relative_cost
         self.epochs: int | None = None
         self.step_seconds = 0.0
         self._is_over = False
@@ -215,7 +228,7 @@ class Pace(Hook):
     def after_step(self, run: TrainRun, step: Step) -> None:
         """Look at the clock."""
         now = time.monotonic()
-        self._steps += 1
+        self._steps += self.relative_cost((run.progress.epoch + 0.5) / run.settings.epochs)
         self._training_seconds += now - self._last
         self._last = now
         self.step_seconds = self._training_seconds / self._steps
@@ -244,14 +257,21 @@ class Pace(Hook):
         evaluations = left // run.settings.eval_every
         available = self._end_of_training() - time.monotonic() - evaluations * self._evaluation_seconds()
         epoch_seconds = self.step_seconds * run.progress.num_batches
-        expected = left * epoch_seconds
+
+        def seconds(number: int) -> float:
+            """Return what a number of further epochs take, the last of which would be the run's."""
+            shares = ((done + k + 0.5) / (done + number) for k in range(number))
+            return epoch_seconds * sum(map(self.relative_cost, shares))
+
+        expected = seconds(left)
         if available < 0.5 * epoch_seconds:
             self._is_over = True
             print_line(f"ending with epoch {done}, as there is no time for another one")
         elif expected > TOO_SLOW * available or available - expected > max(
             MUCH_LEFT * available, SHARE_BETWEEN_PLANS * self.seconds
         ):
-            epochs = done + max(1, int(available / epoch_seconds))
+            most = range(1, 1 + int(2 * available / epoch_seconds))
+            epochs = done + max(1, bisect.bisect_right(most, available, key=seconds))
             self.epochs = epochs if epochs != run.settings.epochs else None
 
     @contextmanager
