@@ -211,4 +211,6 @@ def test_masks_stored_as_bits_train_the_same_and_in_a_compiled_model():
         torch.manual_seed(1)
         outputs = called(**training_inputs(model, Batch(batch.inputs, targets)))
         results.append(make_criterion()(outputs, targets))
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
+    # A compiled model's sums may be rounded otherwise, as on a processor that has only AVX2.
+    torch.testing.assert_close(results[2], results[0], rtol=1e-5, atol=1e-6)
