@@ -38,6 +38,32 @@ LONGEST = (
     "models/test_rf_detr_keypoints",
 )
 """Files that take fifteen seconds or more, the longest first."""
+NIGHTLY = (
+    "apps/export_writing/test_exported_files.py::test_file_of_a_model_without_pixel_statistics_and_with_one_size",
+    "apps/export_writing/test_generated_program.py::test_file_and_generated_program_return_the_keypoints_of_the_model",
+    "backbones/test_mvit.py::test_compiles_without_graph_breaks[{'window_size': 8}]",
+    "configs/test_rtdetr.py::test_a_few_images_are_learned_with_denoising",
+    "configs/test_rtdetr.py::test_a_run_trains_evaluates_and_loads[rtdetrv2_r50]",
+    "engine/test_channels.py::test_an_exported_file_takes_its_channels[onnx]",
+    "engine/test_number_of_processes.py::test_a_run_without_images_per_step_advances_its_schedule",
+    "engine/test_number_of_processes.py::test_shards_and_their_average_are_those_of_full_weights",
+    "heads/test_dfine_training.py::test_overfits_two_images_with_denoising",
+    "kernels/test_deformable_triton.py::test_interpreted_kernels_process_queries_in_blocks",
+    "model_zoo/test_packaged.py::test_packaged_models_are_exported_explained_and_reported",
+    "models/test_compiling.py::test_a_real_time_detector_is_one_graph_for_free_sizes",
+    "models/test_compiling.py::test_other_numbers_of_targets_cause_no_recompilation",
+    "models/test_detr.py::test_forward_compiles_without_graph_breaks[True]",
+    "models/test_dfine_sem.py::test_overfits_a_simple_image",
+    "models/test_ecpose.py::test_a_run_on_drawn_shapes_learns",
+    "models/test_per_pixel.py::test_overfits_a_simple_image",
+    "models/test_rf_detr_keypoints.py::test_a_run_on_drawn_shapes_learns",
+    "tools/benchmark/test_benchmark.py::test_each_part_is_measured_in_a_separate_process",
+    "tools/benchmark/test_crowds.py::test_steps_of_all_counts_are_measured[DETR-R50]",
+    "tools/test_analyze.py::test_joint_attention_costs_more_than_divided",
+    "tools/test_killed_runs.py::test_run_killed_while_saving_shards_equals_an_uninterrupted_one[dies_in1]",
+    "tools/test_killed_runs.py::test_run_on_two_machines_resumes_automatically[False]",
+)
+"""How the names of tests begin that take five seconds or more, and whose parts shorter ones hold: for every night."""
 
 
 def pytest_configure(config):
@@ -63,6 +89,7 @@ def pytest_collection():
         gc.set_threshold(10_000, 10, 10)
 
 
+@pytest.hookimpl(tryfirst=True)  # before those of -m are chosen
 def pytest_collection_modifyitems(items):
     # If a process began a long file last, the others would wait for it.
     ranks = {ROOT / "tests" / f"{name}.py": rank for rank, name in enumerate(LONGEST)}
@@ -71,6 +98,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available() and "VITKIT_GPU_TESTS" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if f"{item.path.relative_to(ROOT / 'tests').as_posix()}::{item.name}".startswith(NIGHTLY):
+            item.add_marker("nightly")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -49,3 +49,11 @@ def test_files_that_are_run_first_exist():
     from conftest import LONGEST
 
     assert not [name for name in LONGEST if not (TESTS / f"{name}.py").is_file()]
+
+
+def test_tests_for_every_night_exist():
+    from conftest import NIGHTLY
+
+    for name in NIGHTLY:
+        path, _, function = name.partition("[")[0].partition("::")
+        assert f"\ndef {function}" in (TESTS / path).read_text(encoding="utf-8"), name
