@@ -60,7 +60,10 @@ def _sizes(task: str, options: str, overrides: Sequence[str]) -> tuple[int, int,
     """Return the least short side and the largest long side of a training image of the task's config, and the strides
     of the maps that boxes are selected from; the default ones if the overrides are invalid."""
     name = f"start/{task}:{options.replace(' ', '')}"
-    crop = load_config(name, check=False)["data"]["train"]["transforms"]["transforms"][-1]["transforms"][1]
+    stages = load_config(name, check=False)["data"]["train"]["transforms"]["transforms"]
+    parts = [stage["transforms"] for stage in stages]
+    crops = [(part["transforms"] if isinstance(part, dict) else part)[1] for part in parts]  # also of those in mosaics
+    crop = min(crops, key=lambda crop: min(crop["scales"]))
     try:
         config = load_config(name, overrides, check=False)
         neck = child(build_model(config["model"], classes=["object"]), "neck")

@@ -14,10 +14,10 @@ from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import TrainedModel
 from vitkit.apps.report import write_report
-from vitkit.apps.starter.capacity import SELECTS_BOXES, capacity_lines, num_locations
+from vitkit.apps.starter.capacity import QUERIES_PER_OBJECT, SELECTS_BOXES, capacity_lines, num_locations
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.own_data import OwnData, read_own_data
-from vitkit.apps.starter.recipes import RECIPES, Network, Recipe
+from vitkit.apps.starter.recipes import RECIPES, Network
 from vitkit.apps.starter.timed_run import (
     CONFIG,
     TRAINING_SHARE,
@@ -419,19 +419,24 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
             larger = measure(replace(choice, size=size))
             choice = larger if larger.epochs >= 1 else choice
             break
-    choice = begin_small_if_short(choice, recipe, minutes)
+    choice = begin_small_if_short(request, data, choice)
     if choice.epochs < 1:
         refuse_if_too_short(choice.cost.minutes * choice.cost.steps_per_epoch)
     return write_choice(folder / CONFIG, request, data, choice)
 
 
-def begin_small_if_short(choice: StartChoice, recipe: Recipe, minutes: float) -> StartChoice:
-    """Return the choice for a run that begins with smaller images if there is time for few steps; see `SmallFirst`."""
+def begin_small_if_short(request: StartRequest, data: OwnData, choice: StartChoice) -> StartChoice:
+    """Return the choice for a run that begins with smaller images if there is time for few steps, see `SmallFirst`, and
+    their maps have enough locations for the queries."""
+    recipe = RECIPES[request.task]
     first = recipe.small_first
     if first is None or choice.network == "resnet50" or choice.size > min(recipe.sizes) or choice.steps >= first.below:
         return choice
-    cost = replace(choice.cost, minutes=choice.cost.minutes * first.mean_cost)
-    return replace(choice, small_first=True, cost=cost, epochs=int(minutes / cost.minutes / cost.steps_per_epoch))
+    minutes = choice.cost.minutes * first.mean_cost
+    epochs = int(request.training_minutes / minutes / choice.cost.steps_per_epoch)
+    small = replace(choice, small_first=True, cost=replace(choice.cost, minutes=minutes), epochs=epochs)
+    locations = num_locations(request.task, data, small.options(request.channels), request.overrides)
+    return small if locations >= QUERIES_PER_OBJECT * data.most_objects else choice
 
 
 def write_choice(path: Path, request: StartRequest, data: OwnData, choice: StartChoice) -> StartChoice:
