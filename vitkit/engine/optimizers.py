@@ -186,11 +186,11 @@ class _MuonAndAdamW(Optimizer):
         if self._adamw is not None:
             self._adamw.step()
         for group in self.param_groups:
-            for parameter in group["params"] if "momentum" in group else ():
-                if parameter.grad is None:
-                    continue
-                mean = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-                mean.lerp_(parameter.grad, 1 - group["momentum"])
+            trained = [p for p in group["params"] if p.grad is not None]
+            for parameter in trained if "momentum" in group else ():
+                if parameter not in self.state:
+                    self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+                mean = self.state[parameter]["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = _orthogonalize(parameter.grad.lerp(mean, group["momentum"]))
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-0.2 * group["lr"] * max(update.shape) ** 0.5)

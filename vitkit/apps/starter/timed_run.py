@@ -259,7 +259,7 @@ class Pace(Hook):
         epoch_seconds = self.step_seconds * run.progress.num_batches
 
         def seconds(number: int) -> float:
-            """Return what a number of further epochs take, the last of which would be the run's."""
+            """Return how many seconds as many more epochs take, if the run ends with them."""
             shares = ((done + k + 0.5) / (done + number) for k in range(number))
             return epoch_seconds * sum(map(self.relative_cost, shares))
 
@@ -270,8 +270,8 @@ class Pace(Hook):
         elif expected > TOO_SLOW * available or available - expected > max(
             MUCH_LEFT * available, SHARE_BETWEEN_PLANS * self.seconds
         ):
-            most = range(1, 1 + int(2 * available / epoch_seconds))
-            epochs = done + max(1, bisect.bisect_right(most, available, key=seconds))
+            more = range(1, 1 + int(2 * available / epoch_seconds))  # the cheapest take over half of the mean
+            epochs = done + max(1, bisect.bisect_right(more, available, key=seconds))
             self.epochs = epochs if epochs != run.settings.epochs else None
 
     @contextmanager
