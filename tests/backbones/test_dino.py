@@ -6,6 +6,7 @@ from argparse import Namespace
 import pytest
 import timm
 import torch
+from helpers.weights import assert_same_weights
 from torch import nn
 
 from vitkit.backbones.vit_blocks import Attention
@@ -153,8 +154,7 @@ def test_official_parameter_names_load():
             state[f"{mlp}w3.{leaf}"] = state.pop(f"{mlp}fc2.{leaf}")
     other = build("vit_small_plus_patch16_dinov3_qkvb", **SMALL)
     load_weights(other, state)
-    for key, value in model.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value), key
+    assert_same_weights(other, model)
 
 
 def test_missing_biases_are_zero_and_only_zero_biases_are_dropped():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.weights import assert_same_weights
 
 from vitkit.backbones.hgnetv2 import SmallHGNetV2
 from vitkit.backbones.spatial_adapter import SpatialAdapter
@@ -60,8 +61,7 @@ def test_weights_of_the_transformer_are_its_weights(tmp_path):
         model = adapter(pretrained=file, **changes)
         convolution = model.detail.stem[0].weight.clone()
         assert load_pretrained(model) == file
-        for name, value in model.vit.state_dict().items():
-            assert torch.equal(value, trained.state_dict()[name])
+        assert_same_weights(trained, model.vit)
         assert torch.equal(model.detail.stem[0].weight, convolution)
     with pytest.raises(CheckpointError, match="missing vit.blocks.4"):
         load_pretrained(adapter(vit=dict(VIT, depth=5), blocks=[0, 2, 4], pretrained=file))

@@ -11,6 +11,7 @@ from helpers.located_texts import grounding_line, write_images, write_odvg
 from helpers.range_server import serve
 from helpers.real_runs import finish, start
 from helpers.toy_training import run
+from helpers.weights import assert_same_weights
 
 from vitkit.apps.datasets.packing import write_pack
 from vitkit.apps.datasets.synthetic import write_shapes
@@ -195,7 +196,7 @@ def test_training_resumed_after_a_failure_of_the_server_equals_one_without(serve
     assert read_checkpoint(tmp_path / "parts/last.pth")["progress"]["step"] == 6
     monkeypatch.setattr(server, "answer", answer)
     resumed = train("parts", resume=tmp_path / "parts/last.pth")
-    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert_same_weights(resumed, whole)
 
 
 def fail_after(server, monkeypatch, log: Path, *, step: int) -> None:

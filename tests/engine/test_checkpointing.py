@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.processes import PROCESSES
 from helpers.toy_training import Batches, records, run, unseen_tensorboard_errors
+from helpers.weights import assert_same_weights
 
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import Progress, find_newest_checkpoint, remove_stale, rng_state, set_rng_state
@@ -55,7 +56,7 @@ def test_failed_evaluation_loses_no_epoch(tmp_path):
         run(tmp_path / "parts", evaluate=broken)
     assert read_checkpoint(tmp_path / "parts" / LAST_NAME)["progress"]["batch"] == 8
     resumed, _ = run(tmp_path / "parts", evaluate=sound, resume=tmp_path / "parts" / LAST_NAME)
-    assert all(value.equal(resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert_same_weights(resumed, whole)
     assert [r["metrics"] for r in records(tmp_path / "whole", "val")] == [
         r["metrics"] for r in records(tmp_path / "parts", "val")
     ]
@@ -89,7 +90,7 @@ def test_run_resumed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, optio
     for key in {"model", "ema"} & a.keys():
         assert all(value.equal(b[key][name]) for name, value in a[key].items())
     assert a["scaler"] == b["scaler"] and a["schedule"] == b["schedule"]
-    assert all(value.equal(resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert_same_weights(resumed, whole)
     assert all(x["close"].equal(y["close"]) for x, y in zip(a["meters"], b["meters"], strict=True))
     # In the last, partial line of the epoch, only the mean of the losses starts anew.
     positions = [[(r["step"], r["lr"]) for r in records(tmp_path / name, "train")] for name in ("whole", "parts")]

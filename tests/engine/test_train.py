@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.clocks import Clock
 from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
+from helpers.weights import assert_same_weights
 
 from vitkit.config import load_config
 from vitkit.engine.hooks import EndAfter, Hook
@@ -53,8 +54,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     run(tmp_path / "parts", **{**options, "epochs": 2})
     resumed, progress = run(tmp_path / "parts", resume=tmp_path / "parts" / LAST_NAME, **options)
     assert progress.epoch == 4
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert_same_weights(resumed, whole)
     a, b = (read_checkpoint(tmp_path / name / LAST_NAME) for name in ("whole", "parts"))
     assert a.keys() == b.keys() and ("ema" in a) == ("ema_decay" in options)
     assert all(torch.equal(a["ema"][k], b["ema"][k]) for k in a.get("ema", {}))
@@ -102,7 +102,7 @@ def test_run_resumes_exactly_after_a_failure_at_any_step(tmp_path):
         resume = folder / LAST_NAME if (folder / LAST_NAME).exists() else None
         resumed, progress = run(folder, resume=resume, **options)
         assert progress.epoch == 4
-        assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in wholes[accumulate].items())
+        assert_same_weights(resumed, wholes[accumulate])
 
     check()
 
@@ -154,7 +154,7 @@ def test_run_ends_after_the_epoch_in_which_a_time_is_reached(tmp_path, capsys):
     assert progress.epoch == 1 and "ending with this epoch, as 1e-09 minutes have passed" in capsys.readouterr().out
     resumed, progress = run(tmp_path / "parts", added_hooks=[EndAfter(minutes=60)], resume=tmp_path / "parts/last.pth")
     assert progress.epoch == 4
-    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert_same_weights(resumed, whole)
     with pytest.raises(ConfigError, match="minutes=0"):
         EndAfter(minutes=0)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
@@ -66,7 +67,7 @@ def test_names_are_written_and_read(kind, library):
     report = load_weights(other, {"model": dict(written)} if library == "official" else dict(written))
     expected = {"official": "Intellindust-AI-Lab/DEIMv2", "transformers": "transformers DEIMv2"}
     assert report.converter == expected[library]
-    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    assert_same_weights(other, model)
 
 
 @pytest.mark.parametrize("library", ["official", "transformers"])

@@ -3,6 +3,7 @@ are told apart."""
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
@@ -48,7 +49,7 @@ def test_names_are_written_and_read(out_channels):
     other = build(out_channels)
     report = load_weights(other, {"ema": {"module": dict(written)}})
     assert report.converter == "Intellindust-AI-Lab/EdgeCrafter"
-    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    assert_same_weights(other, model)
 
 
 def test_rows_of_cocos_classes_are_not_taken_for_others():
@@ -67,12 +68,11 @@ def test_masks_have_the_originals_names_and_start_from_boxes():
     leaves = ["blocks.1.dwconv.bias", "blocks.1.pwconv1.weight", "query_features_block.layers.2.bias", "bias"]
     assert {f"decoder.decoder.segmentation_head.{leaf}" for leaf in leaves} <= written.keys()
     assert load_weights(other, written).converter == "Intellindust-AI-Lab/EdgeCrafter"
-    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    assert_same_weights(other, model)
     report = load_weights(other, dict(write_names(boxes, "official").state), new_class_head=True)
     assert report.new_parts == ["head.mask_head."] and "newly initialized: head.mask_head" in str(report)
-    for key, value in other.state_dict().items():
-        expected = model if key.startswith("head.mask_head.") else boxes
-        assert torch.equal(value, expected.state_dict()[key]), key
+    kept = {key: value for key, value in model.state_dict().items() if key.startswith("head.mask_head.")}
+    assert_same_weights(other, boxes.state_dict() | kept)
     with pytest.raises(CheckpointError, match=r"missing \(\d+\): head\.mask_head"):
         load_weights(other, dict(write_names(boxes, "official").state))
 

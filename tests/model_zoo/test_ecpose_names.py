@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit.configs.ecpose import ecpose_model
 from vitkit.engine.build import build_model
@@ -38,7 +39,7 @@ def test_names_are_written_and_read(num_classes):
         torch.nn.init.zeros_(parameter)
     report = load_weights(other, {"ema": {"module": dict(written)}})
     assert report.converter == "Intellindust-AI-Lab/EdgeCrafter, poses"
-    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    assert_same_weights(other, model)
 
 
 def test_persons_are_the_second_row_and_the_second_label():

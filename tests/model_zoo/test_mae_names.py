@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from golden.weights import load_case
+from helpers.weights import assert_same_weights
 
 import vitkit
 from vitkit import build_model
@@ -58,7 +59,7 @@ def test_other_models_take_only_the_encoder(model, target):
     state = write_names(model, target).state
     backbone = BACKBONES.build(VIT)
     assert load_weights(backbone, state).missing == []
-    assert all(torch.equal(value, model.backbone.state_dict()[key]) for key, value in backbone.state_dict().items())
+    assert_same_weights(model.backbone, backbone)
     classifier = build_model(
         dict(type="Classifier", num_classes=3, backbone={**VIT, "classifier": dict(pooling="mean_norm")})
     )
@@ -91,4 +92,4 @@ def test_a_folder_of_the_library_is_written_and_read(model, tmp_path):
     assert "pipeline_tag: image-feature-extraction" in (tmp_path / "folder" / "README.md").read_text()
     read = vitkit.load(tmp_path / "folder").model
     assert (read.mask_ratio, read.norm_pix, read.backbone.pos_embed.requires_grad) == (0.5, False, False)
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in read.state_dict().items())
+    assert_same_weights(model, read)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
@@ -129,8 +130,7 @@ def test_names_of_the_first_releases_load(family):
     ours, expected = model_of(config, 80), model_of(config, 80)
     load_weights(ours, first)
     load_weights(expected, filled(shapes))
-    for key, value in expected.state_dict().items():
-        assert torch.equal(ours.state_dict()[key], value), key
+    assert_same_weights(ours, expected)
 
 
 @pytest.mark.parametrize("plus", [False, True])
@@ -241,8 +241,7 @@ def test_mask_head_is_initialized_on_a_trained_detr():
     fresh = {key: value.clone() for key, value in model.state_dict().items() if key.startswith(model.new_parts)}
     report = load_weights(model, {"model": detr.state_dict(), "classes": names}, classes=names, new_class_head=True)
     assert "not in it, so these are newly initialized: bbox_attention, mask_head" in str(report) and not report.missing
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, fresh[key] if key in fresh else detr.state_dict()[key]), key
+    assert_same_weights(model, detr.state_dict() | fresh)
     # Such a model must not be evaluated.
     assert "missing" in refusal(model, detr.state_dict())
 

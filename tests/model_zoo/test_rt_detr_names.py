@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from helpers.transformers_models import build_theirs
+from helpers.weights import assert_same_weights
 from torch import nn
 
 import vitkit
@@ -100,8 +101,7 @@ def test_official_names_are_those_of_the_original_and_are_read_back_exactly(dept
     # As published: a moving average with settings of its own.
     report = load_weights(again, {"ema": {"module": result.state, "updates": 3}}, classes=COCO_CLASSES)
     assert report.converter == result.format and not report.missing and not report.unexpected
-    for key, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value), key
+    assert_same_weights(again, model)
 
 
 def test_norms_of_the_decoder_are_numbered_in_the_order_of_the_original():

@@ -2,6 +2,7 @@ import pytest
 import torch
 from helpers.detection_batches import small_batch
 from helpers.detection_specs import deformable_detr_spec
+from helpers.weights import assert_same_weights
 
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
@@ -202,8 +203,7 @@ def test_official_weights_of_every_variant_load(variant):
     theirs, ours = (build_model(deformable_detr_spec(head=VARIANTS[variant])) for _ in range(2))
     report = load_weights(ours, {"model": official(theirs)})
     assert report.converter == "fundamentalvision/Deformable-DETR" and not report.missing and not report.unexpected
-    for key, value in theirs.state_dict().items():
-        assert torch.equal(ours.state_dict()[key], value), key
+    assert_same_weights(ours, theirs)
 
 
 def test_error_for_official_weights_of_another_variant_names_it():

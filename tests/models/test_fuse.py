@@ -15,6 +15,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from tests.helpers.every_model import CLASSIFIERS, CLIPS, DENSE, RESNET, dense_model
 from tests.helpers.norm_statistics import randomize_norms
 from tests.helpers.realtime_models import deimv2, dfine, rf_detr
+from tests.helpers.weights import assert_same_weights
 from vitkit import build_model, load_config
 from vitkit.backbones.resnet import BasicBlock, ResNet
 from vitkit.backbones.resnet_vd import ResNetVD
@@ -59,7 +60,7 @@ def assert_fused_is_equal(model, *inputs, folds=True, tolerance=1e-5):
     for choice in ("fast", "plain"):
         with torch.inference_mode(), use_kernels(choice):
             assert_same(fused(*inputs), model(*inputs), tolerance)
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert_same_weights(model, state)
     return fused
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 from timm.layers import DropPath
 from torch import nn
 from torchvision.ops import StochasticDepth
@@ -144,8 +145,7 @@ def test_student_and_teacher_start_from_the_backbone_of_another_models_checkpoin
     model = make_model()
     load_weights(model, tmp_path / "mae.pth", partial=True)
     assert model.backbone.cls_token.equal(other.backbone.cls_token)
-    for name, value in model.backbone.state_dict().items():
-        assert model.student["backbone"].state_dict()[name].equal(value), name
+    assert_same_weights(model.student["backbone"], model.backbone)
 
 
 def test_pretrained_weights_are_those_of_student_and_teacher(tmp_path):
@@ -154,7 +154,7 @@ def test_pretrained_weights_are_those_of_student_and_teacher(tmp_path):
     model = make_model(dict(VIT, pretrained=str(tmp_path / "vit.pth")))
     load_pretrained(model)
     for part in (model.backbone, model.student["backbone"]):
-        assert all(torch.equal(value, trained.state_dict()[name]) for name, value in part.state_dict().items())
+        assert_same_weights(trained, part)
 
 
 def test_a_resnets_teacher_in_an_official_checkpoint_is_loaded_as_a_backbone():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from golden.weights import Case, fill, grad_projection, load_case
+from helpers.weights import assert_same_weights
 
 from vitkit import build_model
 from vitkit.engine.hooks import Hook
@@ -160,7 +161,7 @@ def test_official_checkpoints_are_read_and_written(case):
         assert all(torch.equal(value, expected[part][key]) for key, value in written[part].items())
     again = make_model(case)
     load_weights(again, written)
-    assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
+    assert_same_weights(again, model)
 
 
 def test_head_with_batch_norms_is_the_official_one(case):

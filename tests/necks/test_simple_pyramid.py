@@ -3,6 +3,7 @@ import shlex
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.weights import assert_same_weights
 from torch import nn
 
 from vitkit.config import load_config
@@ -114,8 +115,7 @@ def test_vitdet_names_load_into_backbone_and_neck(nested):
     )
     report = load_weights(target, official)
     assert report.converter == "facebookresearch/detectron2 ViTDet"
-    for key, value in source.state_dict().items():
-        assert torch.equal(target.state_dict()[key], value), key
+    assert_same_weights(target, source)
 
 
 @pytest.mark.parametrize(

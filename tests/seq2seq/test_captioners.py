@@ -3,6 +3,7 @@ import logging
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit import load_weights
 from vitkit.data.datasets.image_features import write_features
@@ -327,7 +328,7 @@ def test_hard_attention_loads_the_weights_of_soft_attention():
     assert report.new_parts == ["reward_baseline"]
     state = hard.state_dict()
     assert state.pop("reward_baseline").tolist() == [0, 0]
-    assert all(torch.equal(value, soft.state_dict()[name]) for name, value in state.items())
+    assert_same_weights(soft, state)
     with pytest.raises(CheckpointError, match=r"missing \(1\): reward_baseline"):  # evaluation needs all weights
         load_weights(hard, soft.state_dict())
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.decoding import DecodingSettings
@@ -87,8 +88,7 @@ def test_config_and_constructor_take_the_same_words(name):
     torch.manual_seed(0)
     from_python = constructor_of(name)(**words)
     assert repr(from_python) == repr(from_config)
-    for key, value in from_config.state_dict().items():
-        assert torch.equal(from_python.state_dict()[key], value), key
+    assert_same_weights(from_python, from_config)
     plain = {k: v for k, v in vars(from_config).items() if isinstance(v, int | float | str | DecodingSettings)}
     assert plain == {k: v for k, v in vars(from_python).items() if k in plain}
     if "decoding" in words:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.weights import assert_same_weights
 
 from vitkit import CheckpointError, build_model, load_config, load_weights
 
@@ -37,7 +38,7 @@ def test_the_first_queries_are_taken_and_others_start_anew(name, caplog):
     assert all(torch.equal(old[key], new[key]) for key in old if key not in NAMES[name])
     again = model_of(name, 12)
     load_weights(again, {"model": large.state_dict(), "classes": ["a", "b"]}, new_class_head=True)
-    assert all(torch.equal(value, again.state_dict()[key]) for key, value in old.items())
+    assert_same_weights(again, old)
 
 
 def test_first_queries_predict_as_before_when_the_others_are_masked():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.grounding_models import grounding_config
+from helpers.weights import assert_same_weights
 from torch import nn
 
 import vitkit
@@ -52,4 +53,4 @@ def test_teacher_with_batch_norms_is_written_as_ddp_names_it(batch_norms):
     assert all(key.startswith("module.") == batch_norms for key in nested["teacher"])
     other = build_model(dict(type="SelfDistillation", backbone=backbone, **sizes))
     load_weights(other, nested)
-    assert all(value.equal(other.state_dict()[key]) for key, value in model.state_dict().items())
+    assert_same_weights(other, model)

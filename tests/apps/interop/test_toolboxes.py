@@ -16,6 +16,7 @@ import torch
 from golden.record_mmdetection import MODELS, NAME, PADDED, SIZE, fill_state, make_images
 from golden.weights import HERE
 from helpers.random_weights import randomize
+from helpers.weights import assert_same_weights
 
 import vitkit
 from vitkit.apps.interop.toolboxes import read_text_config
@@ -176,7 +177,7 @@ def test_detectron2s_swin_starts_a_backbone(tmp_path):
     torch.save({"model": state | {"roi_heads.0.weight": torch.ones(1)}}, tmp_path / "model_final.pth")
     other = BACKBONES.build(swin)
     load_backbone(other, str(tmp_path / "model_final.pth"))
-    assert all(torch.equal(other.state_dict()[key], value) for key, value in backbone.state_dict().items())
+    assert_same_weights(other, backbone)
 
 
 class Harmful:

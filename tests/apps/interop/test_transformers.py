@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from helpers.transformers_models import BUILDERS, TEXT_MODELS, build_theirs, compare
+from helpers.weights import assert_same_weights
 from safetensors.torch import load_file, save_file
 
 from vitkit import CheckpointError, ConfigError, load, load_weights
@@ -41,9 +42,8 @@ def test_model_outputs_are_the_same_from_a_folder_and_from_memory(name, tmp_path
     # In memory, the library uses the newest spelling of its names.
     others = ours_for(tmp_path)
     load_weights(others, dict(theirs.state_dict()))
-    for key, value in ours.state_dict().items():
-        if not key.endswith("num_batches_tracked"):
-            assert torch.equal(others.state_dict()[key], value), key
+    counts = "num_batches_tracked"
+    assert_same_weights(others, {key: value for key, value in ours.state_dict().items() if not key.endswith(counts)})
 
 
 @pytest.mark.parametrize("form", ["sharded", "bin", "sharded bin", "half"])
@@ -72,8 +72,8 @@ def test_every_format_of_weight_files_loads(form, tmp_path):
         write(state, f"{stem}.{ending}")
     ours = ours_for(tmp_path)
     load_weights(ours, tmp_path)
-    for key, value in expected.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[key], value, atol=1e-3 if form == "half" else 0, rtol=0)
+    tolerance = 1e-3 if form == "half" else 0
+    torch.testing.assert_close(ours.state_dict(), expected.state_dict(), atol=tolerance, rtol=0)
 
 
 def folder_of(tmp_path, name="detr", **changes):
