@@ -14,7 +14,7 @@ Examples:
     vitkit compare runs/detr runs/dino
     vitkit compare runs/detr-0 runs/detr-1 runs/dino-0 runs/dino-1    (two seeds of each)
     vitkit compare runs/detr/best.pth runs/detr/last.pth data.root=data/coco    (overrides change every model's config)
-    vitkit compare a.json b.json c.json --data configs/bccd/dino.py
+    vitkit compare a.json b.json c.json --data configs/bccd/dino_r18.py
     vitkit compare a.json b.json --annotations instances_val.json --images val --out compared.html
     vitkit compare rnn.json rnnsearch.json transformer.json --by-length lengths.png
     vitkit compare runs/detr runs/detr-2 --curves curves.png --names "lr 1e-4" "lr 3e-4" --losses loss labels l1

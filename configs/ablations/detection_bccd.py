@@ -4,8 +4,8 @@ Below "two stages", each arm adds one part to the previous one, as in table 4 of
 https://arxiv.org/abs/2203.03605): denoising, then mixed query selection and look forward twice, which make it DINO.
 Groups of queries (Group DETR, https://arxiv.org/abs/2207.13085) and MAL instead of the focal loss (DEIM,
 https://arxiv.org/abs/2412.04234) are each added to DINO separately. DN-DETR (https://arxiv.org/abs/2203.01305) is DETR
-with denoising. The runs compare what is learned in the first minutes: images are smaller than in configs/bccd/dino.py,
-and the backbone is frozen up to res3, which halves the cost of a step.
+with denoising. The runs compare what is learned in the first minutes: images are smaller than in
+configs/transfer/bccd.py, and the backbone is frozen up to res3, which halves the cost of a step.
 
 Run:  vitkit ablate detection_bccd data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
 Here: see model_zoo/ablations/detection_bccd.md; those runs of DINO had no norm of decoder outputs, and Deformable

@@ -2,7 +2,7 @@
 
 How fast small detectors learn from 205 photos: all arms see each of them five times, in float32 or bfloat16, whichever
 the processor is made for, and cost about the same. The networks are RT-DETR (https://arxiv.org/abs/2304.08069) with the
-backbone of D-FINE-N and with a ResNet-18, D-FINE (https://arxiv.org/abs/2410.13842), and DINO of configs/bccd/dino.py
+backbone of D-FINE-N and with a ResNet-18, D-FINE (https://arxiv.org/abs/2410.13842), and DINO of detection_bccd.py
 (https://arxiv.org/abs/2203.03605) without the coarsest stage; all have 128 channels, three decoder layers, 80 queries
 and MAL (DEIM, https://arxiv.org/abs/2412.04234).
 

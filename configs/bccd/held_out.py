@@ -1,4 +1,4 @@
-"""dino.py with photos of the training part held out, which are not used for any choice: the score to report.
+"""small_first.py with photos of the training part held out, which are not used for any choice: the score to report.
 
 The published validation photos are interspersed among the training photos, and they choose the best epoch. The names do
 not tell the slide; so the test set is the last numbers of the training part, from 00340 on, rather than single photos.
@@ -10,14 +10,14 @@ Here: AP 0.650, AP50 0.918, AP75 0.801 (seed 42) on the 35 test photos; by a boo
       EPYC with AVX-512 (62 min by the clock beside other work), bf16. On the 87 validation photos AP is 0.576.
 """
 
-from vitkit.configs.bccd.dino import config as dino
+from vitkit.configs.bccd.small_first import config as small_first
 
 TRAINED = ["BloodImage_00[0-2]*", "BloodImage_003[0-3]*"]
 HELD_OUT = ["BloodImage_003[4-9]*", "BloodImage_004*"]
 
 
 def config():
-    cfg = dino()
+    cfg = small_first()
     data = cfg["data"]
     data["train"]["names"] = TRAINED
     data["test"] = {**data["val"], "annotations": data["train"]["annotations"], "names": HELD_OUT}

@@ -9,7 +9,7 @@ from vitkit.errors import ConfigError
 def test_a_root_that_no_dataset_reads_is_refused():
     with pytest.raises(ConfigError, match=r"data\.root: no dataset of this config reads files below it"):
         load_config("quickstart/dino", ["data.root=cows"])
-    assert load_config("bccd/dino", ["data.root=cows"])["data"]["root"] == "cows"
+    assert load_config("bccd/dino_r18", ["data.root=cows"])["data"]["root"] == "cows"
 
 
 def test_only_data_paths_are_made_absolute(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ other are counted: values or shapes that the program reads, and copies between d
 are what `torch.cuda.set_sync_debug_mode` reports on a real GPU.
 """
 
-import traceback
+import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-PACKAGE = Path(__file__).resolve().parents[2] / "vitkit"
+PACKAGE = f"{Path(__file__).resolve().parents[2] / 'vitkit'}{os.sep}"
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
@@ -125,8 +126,10 @@ class EmulatedGPU(TorchDispatchMode):
 
     def note(self, what: str) -> None:
         """Count a wait."""
-        frames = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
-        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
+        frame = sys._getframe()
+        while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "torch"
         self.waits[f"{where} {what}"] += 1
 
 

@@ -9,7 +9,7 @@ trained on the others.
 Examples:
     vitkit data label-errors runs/detr
     vitkit data label-errors runs/detr --split train --max-labels 500 --out suspicious.html
-    vitkit data label-errors configs/bccd/dino.py --eval-only results.json
+    vitkit data label-errors configs/bccd/dino_r18.py --eval-only results.json
 """
 
 import argparse

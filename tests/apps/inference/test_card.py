@@ -135,7 +135,7 @@ def test_a_damaged_file_of_metrics_is_named(tmp_path, key):
 
 
 def test_data_are_named_by_their_folder_and_never_by_a_path():
-    assert data_name(load_config("bccd/dino", ["data.root=/home/me/data/bccd"])) == "bccd"
+    assert data_name(load_config("bccd/dino_r18", ["data.root=/home/me/data/bccd"])) == "bccd"
     assert data_name({"data": {"val": {"type": "CocoDetection", "images": "/home/me/photos"}}}) == "photos"
     assert data_name(load_config("quickstart/dino")) == "ShapesDetection"
     assert data_name({}) == ""

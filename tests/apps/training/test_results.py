@@ -112,7 +112,7 @@ def test_overrides_change_the_config_of_each_model(run, tmp_path, monkeypatch, c
 def test_a_root_is_for_the_models_that_read_files_below_it(tmp_path, monkeypatch):
     used = {}
     monkeypatch.setattr(comparing, "score_run", lambda run, *, overrides, **_: used.update({run.name: list(overrides)}))
-    for name in ("bccd/dino", "quickstart/dino"):
+    for name in ("bccd/dino_r18", "quickstart/dino"):
         folder = tmp_path / name.partition("/")[0]
         folder.mkdir()
         save_config(load_config(name), folder / "config.json")
