@@ -17,7 +17,7 @@ from vitkit.structures import FeatureInfo
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.weights import load_pretrained
 
-RESNET = dict(type="ResNet", depth=18, pretrained=False)
+RESNET = dict(type="ResNet", depth=18, base_channels=32, pretrained=False)
 DETR_HEAD = dict(type="DETRHead", d_model=128, num_heads=8, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2)
 MASK2FORMER_HEAD = dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=4)
 MASKFORMER_HEAD = dict(type="MaskFormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=2)
