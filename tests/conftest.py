@@ -20,7 +20,6 @@ LONGEST = (
     "models/test_compiling",
     "engine/test_number_of_processes",
     "data/test_loader_failures",
-    "apps/export_writing/test_prompted_export",
     "apps/inference/test_gpu",
     "models/test_fuse",
     "apps/starter/test_start",
@@ -40,6 +39,10 @@ LONGEST = (
 """Files that take fifteen seconds or more, the longest first."""
 NIGHTLY = (
     "apps/export_writing/test_exported_files.py::test_file_of_a_model_without_pixel_statistics_and_with_one_size",
+    *(
+        f"apps/export_writing/test_prompted_export.py::{name}"
+        for name in ("test_file", "test_texts", "test_the_", "test_wrong", "test_a_missing")
+    ),  # those that need the two files, whose graphs are run without ONNX by the others
     "apps/export_writing/test_generated_program.py::test_file_and_generated_program_return_the_keypoints_of_the_model",
     "backbones/test_mvit.py::test_compiles_without_graph_breaks[{'window_size': 8}]",
     "configs/test_rtdetr.py::test_a_few_images_are_learned_with_denoising",

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -244,16 +243,13 @@ def python(tmp_path_factory) -> Iterator[Path]:
         yield command
 
 
-def agent(run: str, *options: str, python: Path, ranks: str | None = None, **variables: str) -> subprocess.Popen:
-    """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables.
-
-    Args:
-        python: runs the agent and, unless `ranks` is another, the ranks.
-    """
+def agent(run: str, *options: str, python: Path, **variables: str) -> subprocess.Popen:
+    """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables; `python` runs
+    the agent and the ranks."""
     Path("breaking.py").write_text(BREAKING)
     command = [str(python), "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
-    environment["PYTHON_EXEC"] = ranks or str(python)  # torchrun starts ranks with it
+    environment["PYTHON_EXEC"] = str(python)  # torchrun starts ranks with it
     return subprocess.Popen(
         [*command, *share_batch(2), "--run-dir", run, "--device", "cpu"],
         env={**os.environ, **environment, **variables},
@@ -263,15 +259,15 @@ def agent(run: str, *options: str, python: Path, ranks: str | None = None, **var
     )
 
 
-def torchrun(run: str, *options: str, **interpreters) -> tuple[int, str]:
+def torchrun(run: str, *options: str, python: Path) -> tuple[int, str]:
     """Run one agent with two processes; return its exit status and all output."""
-    process = agent(run, "--standalone", "--nproc-per-node", "2", *options, **interpreters)
+    process = agent(run, "--standalone", "--nproc-per-node", "2", *options, python=python)
     said = process.communicate(timeout=PROCESS_TIMEOUT)[1]
     return process.returncode, said
 
 
 def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown(python):
-    status, said = torchrun("broken", python=python, ranks=sys.executable)  # without waiting for an hour
+    status, said = torchrun("broken", python=python)  # without waiting for an hour
     assert status == 1
     assert "KeyError: 'a cosmic ray'" in said
     assert said.count("Traceback") <= 3  # of the cause, of torchrun's quotation, and of torchrun
