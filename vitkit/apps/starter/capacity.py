@@ -1,6 +1,7 @@
 """How many objects a detector has room for: its queries and detections, chosen by the image with the most objects."""
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 
@@ -65,9 +66,14 @@ def _sizes(task: str, options: str, overrides: Sequence[str]) -> tuple[int, int,
     crops = [(part["transforms"] if isinstance(part, dict) else part)[1] for part in parts]  # also of those in mosaics
     crop = min(crops, key=lambda crop: min(crop["scales"]))
     try:
-        config = load_config(name, overrides, check=False)
-        neck = child(build_model(config["model"], classes=["object"]), "neck")
-        strides = [info.stride for name, info in neck.feature_info.items() if name != KEYPOINT_MAP]
+        strides = _strides(json.dumps(load_config(name, overrides, check=False)["model"]))
     except VitkitError:
         strides = [8, 16, 32]  # the config's check says what is wrong
     return min(crop["scales"]), crop["max_size"], strides
+
+
+@functools.cache  # all sizes of image have the same model
+def _strides(model: str) -> list[int]:
+    """Return the strides of the maps that boxes are selected from in a model, given as JSON."""
+    neck = child(build_model(json.loads(model), classes=["object"]), "neck")
+    return [info.stride for name, info in neck.feature_info.items() if name != KEYPOINT_MAP]
