@@ -47,6 +47,8 @@ NIGHTLY = (
     "backbones/test_mvit.py::test_compiles_without_graph_breaks[{'window_size': 8}]",
     "configs/test_rtdetr.py::test_a_few_images_are_learned_with_denoising",
     "configs/test_rtdetr.py::test_a_run_trains_evaluates_and_loads[rtdetrv2_r50]",
+    "data/test_loader_failures.py::test_a_script_without_a_main_guard_gives_one_error",
+    "data/test_loader_failures.py::test_workers_end_with_a_killed_trainer[forkserver-1]",
     "engine/test_channels.py::test_an_exported_file_takes_its_channels[onnx]",
     "engine/test_number_of_processes.py::test_a_run_without_images_per_step_advances_its_schedule",
     "engine/test_number_of_processes.py::test_shards_and_their_average_are_those_of_full_weights",
@@ -63,7 +65,8 @@ NIGHTLY = (
     "tools/benchmark/test_benchmark.py::test_each_part_is_measured_in_a_separate_process",
     "tools/benchmark/test_crowds.py::test_steps_of_all_counts_are_measured[DETR-R50]",
     "tools/test_analyze.py::test_joint_attention_costs_more_than_divided",
-    "tools/test_killed_runs.py::test_run_killed_while_saving_shards_equals_an_uninterrupted_one[dies_in1]",
+    "tools/test_cli.py::test_closed_pipe_ends_the_printed_config_without_an_error[train]",
+    "tools/test_killed_runs.py::test_run_killed_while_saving_shards_equals_an_uninterrupted_one",
     "tools/test_killed_runs.py::test_run_on_two_machines_resumes_automatically[False]",
 )
 """How the names of tests begin that take five seconds or more, and whose parts shorter ones hold: for every night."""
