@@ -66,6 +66,7 @@ NIGHTLY = (
     "tools/benchmark/test_crowds.py::test_steps_of_all_counts_are_measured[DETR-R50]",
     "tools/test_analyze.py::test_joint_attention_costs_more_than_divided",
     "tools/test_cli.py::test_closed_pipe_ends_the_printed_config_without_an_error[train]",
+    "tools/test_killed_runs.py::test_a_rank_that_fails_ends_the_other_and_its_error_is_shown[new]",
     "tools/test_killed_runs.py::test_run_killed_while_saving_shards_equals_an_uninterrupted_one",
     "tools/test_killed_runs.py::test_run_on_two_machines_resumes_automatically[False]",
 )

@@ -73,6 +73,7 @@ def test_masks_have_the_originals_names_and_start_from_boxes():
     assert report.new_parts == ["head.mask_head."] and "newly initialized: head.mask_head" in str(report)
     kept = {key: value for key, value in model.state_dict().items() if key.startswith("head.mask_head.")}
     assert_same_weights(other, boxes.state_dict() | kept)
+    assert other.state_dict().keys() == boxes.state_dict().keys() | kept.keys()
     with pytest.raises(CheckpointError, match=r"missing \(\d+\): head\.mask_head"):
         load_weights(other, dict(write_names(boxes, "official").state))
 

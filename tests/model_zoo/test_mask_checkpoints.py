@@ -242,6 +242,7 @@ def test_mask_head_is_initialized_on_a_trained_detr():
     report = load_weights(model, {"model": detr.state_dict(), "classes": names}, classes=names, new_class_head=True)
     assert "not in it, so these are newly initialized: bbox_attention, mask_head" in str(report) and not report.missing
     assert_same_weights(model, detr.state_dict() | fresh)
+    assert model.state_dict().keys() == detr.state_dict().keys() | fresh.keys()
     # Such a model must not be evaluated.
     assert "missing" in refusal(model, detr.state_dict())
 

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -243,13 +244,19 @@ def python(tmp_path_factory) -> Iterator[Path]:
         yield command
 
 
-def agent(run: str, *options: str, python: Path, **variables: str) -> subprocess.Popen:
-    """Start torchrun's agent with a run whose rank 1 fails once, and with further environment variables; `python` runs
-    the agent and the ranks."""
+def torchrun_process(
+    run: str, *options: str, python: Path, ranks: str | None = None, **variables: str
+) -> subprocess.Popen:
+    """Start torchrun with a run whose rank 1 fails once.
+
+    Args:
+        python: the interpreter of torchrun and, unless `ranks` is another, of the ranks.
+        variables: environment variables.
+    """
     Path("breaking.py").write_text(BREAKING)
     command = [str(python), "-m", "torch.distributed.run", *options, str(ROOT / "tools" / "train.py"), "breaking.py"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{Path.cwd()}", "BREAKING": run}
-    environment["PYTHON_EXEC"] = str(python)  # torchrun starts ranks with it
+    environment["PYTHON_EXEC"] = ranks or str(python)  # torchrun starts ranks with it
     return subprocess.Popen(
         [*command, *share_batch(2), "--run-dir", run, "--device", "cpu"],
         env={**os.environ, **environment, **variables},
@@ -259,19 +266,21 @@ def agent(run: str, *options: str, python: Path, **variables: str) -> subprocess
     )
 
 
-def torchrun(run: str, *options: str, python: Path) -> tuple[int, str]:
+def torchrun(run: str, *options: str, **interpreters) -> tuple[int, str]:
     """Run one agent with two processes; return its exit status and all output."""
-    process = agent(run, "--standalone", "--nproc-per-node", "2", *options, python=python)
+    process = torchrun_process(run, "--standalone", "--nproc-per-node", "2", *options, **interpreters)
     said = process.communicate(timeout=PROCESS_TIMEOUT)[1]
     return process.returncode, said
 
 
-def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown(python):
-    status, said = torchrun("broken", python=python)  # without waiting for an hour
+@pytest.mark.parametrize("ranks", [pytest.param(None, id="forked"), pytest.param(sys.executable, id="new")])
+def test_a_rank_that_fails_ends_the_other_and_its_error_is_shown(python, ranks):
+    run = "broken" if ranks is None else "broken_new"
+    status, said = torchrun(run, python=python, ranks=ranks)  # without waiting for an hour
     assert status == 1
     assert "KeyError: 'a cosmic ray'" in said
     assert said.count("Traceback") <= 3  # of the cause, of torchrun's quotation, and of torchrun
-    assert read_checkpoint("broken/last.pth")["progress"]["step"] >= 6
+    assert read_checkpoint(f"{run}/last.pth")["progress"]["step"] >= 6
 
 
 def test_run_resumes_automatically_under_torchrun_with_restarts(python):
@@ -291,7 +300,7 @@ def test_run_on_two_machines_resumes_automatically(slurm, python):
     # On a busy machine, an agent may first see that the other one has left, and use up a restart.
     options = ["--nnodes", "2", "--nproc-per-node", "1", *meeting, "--local-addr", "127.0.0.1", "--max-restarts", "3"]
     run = "restarted_slurm" if slurm else "restarted2"
-    agents = [agent(run, *options, python=python, **job) for job in jobs]
+    agents = [torchrun_process(run, *options, python=python, **job) for job in jobs]
     try:
         said = [process.communicate(timeout=PROCESS_TIMEOUT)[1] for process in agents]
     finally:
