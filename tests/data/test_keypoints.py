@@ -361,6 +361,8 @@ def test_pairs_are_inferred_from_names():
     assert infer_flip_pairs(list(COCO_SIGMAS), "x") == [(k, k + 1) for k in range(1, 17, 2)]
     assert infer_flip_pairs(["Left Eye", "tail", "Right Eye", "l-paw", "r-paw"], "x") == [(0, 2), (3, 4)]
     assert infer_flip_pairs(["tail", "leg1"], "x") == []
+    assert infer_flip_pairs(["earL", "snout", "earR", "LEye", "REye"], "x") == [(0, 2), (3, 4)]
+    assert infer_flip_pairs(["LFPaw", "RFPaw", "Leg", "Rib", "TOTAL", "tailBase", "pawLong"], "x") == [(0, 1)]
 
 
 def test_order_of_names_is_that_of_the_checkpoint(tmp_path):

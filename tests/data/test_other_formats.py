@@ -293,6 +293,11 @@ def test_polygon_outside_its_image_is_noted_although_its_box_is_inside(folder):
     assert "1 object lies outside its image" in read_annotations(folder / "a.json", folder / "images").notes[0]
 
 
+def test_unicode_forms_of_a_class_name_are_one_class(folder):
+    (folder / "a.csv").write_text("a.png,1,1,5,5,B\u00e4r\na.png,2,2,6,6,Ba\u0308r\n", encoding="utf-8")
+    assert [c["name"] for c in read_annotations(folder / "a.csv", folder / "images").categories] == ["B\u00e4r"]
+
+
 @pytest.mark.parametrize(("kind", "pattern"), [("cvat", "*.xml"), ("csv", "*.csv")])
 def test_folder_needs_one_file_of_a_format_that_has_one(folder, kind, pattern):
     with pytest.raises(DataError, match=re.escape(f"has 0 files {pattern}; expected one")):

@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from unicodedata import normalize
 
 from PIL import Image
 
@@ -29,7 +28,7 @@ from vitkit.io.image_files import (
     read_tiff_pages,
     upright_size,
 )
-from vitkit.text_format import pluralize
+from vitkit.text_format import one_form, pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -128,11 +127,6 @@ def is_hidden(name: str | PurePath) -> bool:
         name: relative to the folder that was given, whose own name does not count.
     """
     return any(part.startswith(".") and part not in (".", "..") for part in PurePath(name).parts)
-
-
-def one_form(name: str) -> str:
-    """Return a name in the composed Unicode form: macOS writes "ü" as two characters, other systems as one."""
-    return name if name.isascii() else normalize("NFC", name)
 
 
 def matches_any(file_name: str, patterns: Sequence[str]) -> bool:

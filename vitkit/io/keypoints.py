@@ -24,7 +24,9 @@ COCO_SIGMAS = {
 DEFAULT_SIGMA = 0.05
 """The sigma of points that are not COCO's, about the median of these."""
 _SIDES = {"left": "right", "right": "left", "l": "r", "r": "l"}
-_SIDE = re.compile(r"left|right|(?<![a-z])[lr](?![a-z])", re.IGNORECASE)
+_SIDE = re.compile(
+    r"(?i:left|right)|(?<![A-Za-z])[LRlr](?![A-Za-z])|(?<=[a-z])[LR](?![A-Za-z])|(?<![A-Za-z])[LR](?=[A-Z]{1,2}[a-z])"
+)
 
 
 def read_keypoint_info(
@@ -101,16 +103,17 @@ def _from_one(pairs: Any, where: str, field: str, count: int) -> list[list[int]]
 
 
 def infer_flip_pairs(names: Sequence[str], where: str) -> list[tuple[int, int]]:
-    """Return the pairs, counted from 0, of names that differ only in "left" and "right", or "l" and "r" by themselves.
+    """Return the pairs, counted from 0, of names that differ only in "left" and "right", or in "l" and "r" by
+    themselves or as in "earL" and "LEar".
 
     Raises:
         DataError: a name with one of these words has no partner.
     """
     lower = [name.lower() for name in names]
     pairs = []
-    for point, name in enumerate(lower):
-        partner = _SIDE.sub(lambda found: _SIDES[found[0]], name)
-        if partner == name:
+    for point, name in enumerate(names):
+        partner = _SIDE.sub(lambda found: _SIDES[found[0].lower()], name).lower()
+        if partner == name.lower():
             continue
         if partner not in lower:
             raise DataError(

@@ -11,7 +11,7 @@ from xml.parsers import expat
 import yaml
 
 from vitkit.errors import DataError
-from vitkit.text_format import MAX_NAME, is_name
+from vitkit.text_format import MAX_NAME, is_name, one_form
 
 MAX_COORDINATE = 2**31
 """Largest coordinate in pixels, of either sign, that is read."""
@@ -44,7 +44,7 @@ def coordinate(value: Any, context: str) -> float:
 
 
 def class_name(value: Any, context: str) -> str:
-    """Return the name of a class.
+    """Return the name of a class, in the composed Unicode form.
 
     Raises:
         DataError: it cannot be a name.
@@ -52,7 +52,7 @@ def class_name(value: Any, context: str) -> str:
     if not is_name(value) or value.isspace():
         expected = f"a text of 1 to {MAX_NAME} characters in one line"
         raise DataError(f"{context} is {reprlib.repr(value)}; expected the name of a class, {expected}. Correct it.")
-    return value
+    return one_form(value)
 
 
 def class_number(value: Any, context: str) -> int:

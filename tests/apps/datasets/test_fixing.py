@@ -86,6 +86,12 @@ def test_class_name_variants_are_merged_into_the_most_frequent(tmp_path):
     assert [annotation["category_id"] for annotation in data.annotations] == [4, 1, 1]
 
 
+def test_unicode_forms_of_a_class_name_are_one_class(tmp_path):
+    data = dataset(tmp_path)
+    data.categories.extend([{"id": 8, "name": "B\u00e4r"}, {"id": 9, "name": "Ba\u0308r"}])
+    assert [[category["id"] for category in group] for group in similar_classes(data)][-1] == [8, 9]
+
+
 def test_ignored_and_difficult_objects_become_crowd_regions(tmp_path):
     data = dataset(tmp_path, num_boxes=6)
     flags = [{"ignore": 1}, {"difficult": True}, {"ignore": 0}, {"difficult": "0"}, {"ignore": 1, "iscrowd": 1}, {}]

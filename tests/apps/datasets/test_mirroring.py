@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.apps.datasets.mirroring import find_mirrored_texts
+from vitkit.apps.datasets.mirroring import find_mirrored_texts, has_unpaired_points
 from vitkit.apps.doctor import diagnose
 from vitkit.data.loading.settings import DataSettings
 
@@ -86,3 +86,28 @@ def test_training_and_doctor_warn_with_two_texts(tmp_path, monkeypatch, capsys):
     issues = diagnose({"data": {"train": spec | {"transforms": FLIPS}}}, only=["text"])
     (issue,) = (issue for issue in issues if issue.check == "mirrored texts")
     assert issue.verdict == "warn" and issue.details["texts"] == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("names", "is_reported"), [(["front", "back"], True), (["earL", "earR"], False), (["tip"], False)]
+)
+def test_keypoints_without_pairs_are_reported_if_transforms_flip(tmp_path, names, is_reported):
+    draw(tmp_path / "images")
+    points = [20, 20, 2] * len(names)
+    content = {
+        "images": [{"id": k, "file_name": f"{k}.png", "width": 64, "height": 64} for k in range(2)],
+        "annotations": [
+            {"id": k, "image_id": k, "category_id": 1, "bbox": [9, 9, 30, 30], "area": 900, "iscrowd": 0}
+            | {"keypoints": points, "num_keypoints": len(names)}
+            for k in range(2)
+        ],
+        "categories": [{"id": 1, "name": "mouse", "keypoints": names, "skeleton": []}],
+    }
+    (tmp_path / "points.json").write_text(json.dumps(content))
+    spec = {"type": "CocoDetection", "images": str(tmp_path / "images"), "annotations": str(tmp_path / "points.json")}
+    spec |= {"keypoints": True, "transforms": FLIPS}
+    assert has_unpaired_points(DataSettings(train=spec).dataset("train")) == is_reported
+    still = spec | {"transforms": FLIPS | {"flip_probability": 0.0}}
+    assert not has_unpaired_points(DataSettings(train=still).dataset("train"))
+    issues = diagnose({"data": {"train": spec}}, only=["flips"])
+    assert [issue.verdict for issue in issues] == ["warn"] * is_reported

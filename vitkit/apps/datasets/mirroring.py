@@ -1,4 +1,4 @@
-"""Finds data that a horizontal flip makes wrong: texts that say "left" or "right"."""
+"""Finds data that a horizontal flip makes wrong: texts that say "left" or "right", keypoints that nothing exchanges."""
 
 import re
 from collections.abc import Iterator
@@ -19,6 +19,20 @@ def find_mirrored_texts(dataset: Dataset) -> list[str]:
     images; otherwise none."""
     texts = list(dict.fromkeys(islice(filter(_SIDES.search, islice(_texts(dataset), _MAX_TEXTS)), 50)))[:2]
     return texts if texts and isinstance(dataset, BaseImageDataset) and _flips(dataset) else []
+
+
+def has_unpaired_points(dataset: Dataset) -> bool:
+    """Whether the dataset's transforms flip images, which exchange none of its several keypoints."""
+    points = dataset.keypoints
+    is_open = points is not None and len(points.names) > 1 and not points.flip_pairs
+    return is_open and isinstance(dataset, BaseImageDataset) and _flips(dataset)
+
+
+UNPAIRED = (
+    "the transforms flip images, and no keypoints are exchanged: none are known as left and right. Give them as "
+    "keypoints=dict(flip_pairs=[['NAME', 'NAME'], …]) of the dataset, or set flip_probability=0.0"
+)
+"""What is said of a dataset that `has_unpaired_points`."""
 
 
 def _texts(dataset: Dataset) -> Iterator[str]:

@@ -31,6 +31,7 @@ CHECKS: dict[str, Callable[[DoctorCase], Iterator[Issue]]] = {
         data_checks.class_balance,
         data_checks.empty_images,
         data_checks.train_val_leakage,
+        data_checks.flips,
         data_checks.text,
         training_checks.weights,
         training_checks.queries,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vitkit.apps.datasets.mirroring import find_mirrored_texts
+from vitkit.apps.datasets.mirroring import UNPAIRED, find_mirrored_texts, has_unpaired_points
 from vitkit.apps.doctor.doctor_input import DoctorCase
 from vitkit.apps.doctor.images import image_issues, map_issues
 from vitkit.apps.doctor.issues import Issue, enumerate_items
@@ -156,6 +156,13 @@ def train_val_leakage(case: DoctorCase) -> Iterator[Issue]:
         message += f": {enumerate_items(lines)}" if lines else ""
         verdict = "fail" if len(lines) > 0.01 * len(val_rows) else "warn" if lines else "ok"
         yield Issue("leakage", verdict, message, "data.train, data.val", {"lines": len(lines)})
+
+
+def flips(case: DoctorCase) -> Iterator[Issue]:
+    """Report keypoints that mirrored images leave in place."""
+    for where, statistics in case.statistics.items():
+        if statistics.dataset is not None and has_unpaired_points(statistics.dataset):
+            yield Issue("keypoints without pairs", "warn", UNPAIRED, where)
 
 
 def text(case: DoctorCase) -> Iterator[Issue]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.apps.datasets.mirroring import find_mirrored_texts
+from vitkit.apps.datasets.mirroring import UNPAIRED, find_mirrored_texts, has_unpaired_points
 from vitkit.apps.datasets.object_counts import describe_few_queries
 from vitkit.config.load import Config
 from vitkit.config.paths import make_data_paths_absolute
@@ -26,8 +26,8 @@ logger = logging.getLogger("vitkit")
 
 
 class DataWarnings(Hook):
-    """Warns of images with more objects than the model has queries, and of texts of the training data that say left or
-    right, if its transforms flip images."""
+    """Warns of images with more objects than the model has queries, and of what flipped images make wrong: texts that
+    say left or right, and keypoints without pairs."""
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
@@ -38,6 +38,8 @@ class DataWarnings(Hook):
                 "data.train.transforms: flip images, which makes texts such as %s wrong. Set flip_probability=0.0.",
                 " and ".join(map(repr, texts)),
             )
+        if is_main() and has_unpaired_points(dataset):
+            logger.warning("data.train: %s.", UNPAIRED)
         num_queries = model_argument(json.loads(run.saved_with["config"])["model"], "num_queries")
         if is_main() and (message := describe_few_queries(dataset.objects_per_image(), num_queries)):
             logger.warning("data.train: %s.", message)
