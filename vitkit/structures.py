@@ -300,7 +300,7 @@ class AttentionLayers(NamedTuple):
     """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
     in which queries and locations attend to each other; 0: queries and locations are separate."""
     rounds_padding: bool = True
-    """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
+    """See `QueryHead`."""
 
 
 @dataclass(frozen=True)

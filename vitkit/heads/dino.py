@@ -35,6 +35,8 @@ class DINOHead(QueryHead):
             mmdetection.
         position_offset, temperature: of the sines of the maps' locations, see `flatten_levels`; -0.5 and 10,000 in
             detrex.
+        rounds_padding: see `QueryHead`. False is not the paper's, and better for images of many sizes: what was learned
+            in some holds in the others (configs/bccd/measurements.md).
         masks: spec of what predicts a mask for each query: "BlockMasks" or "PyramidMasks"; None: there are no masks.
     Raises:
         ConfigError: a map does not have `d_model` channels, or there are no queries.
@@ -62,6 +64,7 @@ class DINOHead(QueryHead):
         box_eps: float = LOGIT_EPS,
         position_offset: float = 0.0,
         temperature: float = 20.0,
+        rounds_padding: bool = True,
         masks: Spec | None = None,
     ):
         super().__init__()
@@ -69,7 +72,9 @@ class DINOHead(QueryHead):
         if num_queries < 1:
             raise ConfigError(f"DINOHead: num_queries={num_queries}, expected at least 1.")
         self.d_model, self.num_queries, self.learned_channels = d_model, num_queries, d_model
-        self.sines = dict(position_offset=position_offset, temperature=temperature)
+        self.rounds_padding = rounds_padding
+        strides = None if rounds_padding else [info.stride for info in feature_info.values()]
+        self.locations = dict(position_offset=position_offset, temperature=temperature, strides=strides)
         num_levels = len(feature_info)
         layer = dict(num_heads=num_heads, num_points=num_points, d_ffn=d_ffn, dropout=dropout)
         num_predictors = 1 if share_heads else num_decoder_layers
@@ -97,7 +102,7 @@ class DINOHead(QueryHead):
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """
-        levels = flatten_levels(features, self.level_embed, padding_mask, **self.sines)
+        levels = flatten_levels(features, self.level_embed, padding_mask, **self.locations)
         memory = self.encoder(levels)  # (B, S, d_model)
         num_selected = self.num_queries + (0 if added is None else added.num_selected)
         selection, boxes = self.proposals(memory, levels, num_selected)

@@ -18,7 +18,6 @@ from vitkit.nn.deformable_transformer import (
     flatten_levels,
     gather_rows,
     init_deformable,
-    unpadded_fractions,
 )
 from vitkit.nn.detection import box_head, check_at_least_1, check_channels, class_head
 from vitkit.nn.layers import MLP, FeedForward, init_xavier
@@ -88,6 +87,7 @@ class RFDETRHead(QueryHead):
         if masks and self.has_keypoints:
             raise ConfigError("RFDETRHead: masks=True and num_keypoints exclude each other.")
         self.box_maps = [name for name in feature_info if not self.has_keypoints or name != KEYPOINT_MAP]
+        self.strides = [feature_info[name].stride for name in self.box_maps]
         self.proposals = self.make_proposals()
         self.query_embed = self.learned_vectors(num_queries)
         num_levels = len(self.box_maps)
@@ -122,12 +122,8 @@ class RFDETRHead(QueryHead):
         Raises:
             DataError: the maps have fewer locations than there are queries.
         """
-        levels = flatten_levels({name: features[name] for name in self.box_maps}, None, padding_mask)
-        if padding_mask is not None:
-            *others, _ = levels
-            # Of pixels rather than of a map's locations, the last of which may extend beyond an image of any size.
-            fractions = unpadded_fractions(padding_mask)[:, None].expand(-1, len(levels.shapes), -1)
-            levels = Levels(*others, valid_ratios=fractions)
+        maps = {name: features[name] for name in self.box_maps}
+        levels = flatten_levels(maps, None, padding_mask, strides=self.strides)
         memory = levels.tokens  # (B, S, d_model)
         stages = [self.proposals, *([] if added is None else added.proposals)]
         selections, boxes = zip(*(stage(memory, levels, self.num_queries) for stage in stages))

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vitkit.models.base import Part, QueryDetector
 from vitkit.models.variants import deformable_variant
 from vitkit.registry import MODELS
@@ -21,3 +24,9 @@ class DINO(QueryDetector):
         super().__init__(backbone, neck, head, num_queries=num_queries, num_classes=num_classes, **rest)
 
     variant_of = staticmethod(deformable_variant)
+
+    def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Prepare images, with a mask if the head needs their sizes in pixels."""
+        if padding_mask is None and not self.head.rounds_padding:
+            padding_mask = torch.zeros_like(images[:, 0], dtype=torch.bool)
+        return super().prepare(images, padding_mask)

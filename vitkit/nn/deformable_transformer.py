@@ -73,6 +73,7 @@ def flatten_levels(
     *,
     position_offset: float = 0.0,
     temperature: float = 10000.0,
+    strides: Sequence[int] | None = None,
 ) -> Levels:
     """Concatenate maps into one sequence, with their positions and padding.
 
@@ -82,6 +83,8 @@ def flatten_levels(
         padding_mask: (B, H, W) bool at the size of the images, True = padding.
         position_offset: offset for `sine_positions_2d`; Deformable DETR uses -0.5.
         temperature: temperature for `sine_positions_2d`.
+        strides: the pixels between a map's locations, for each map: the valid ratios are then those of the images'
+            pixels, rather than of the locations that these reach into, of which the last may extend beyond an image.
     """
     maps = list(features.values())
     shapes = [(x.shape[-2], x.shape[-1]) for x in maps]
@@ -96,6 +99,9 @@ def flatten_levels(
         codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
         positions = torch.cat(encodings, dim=1).to(maps[0].dtype) + torch.cat(codes)
     ratios = [unpadded_fractions(mask) for mask in masks if mask is not None]
+    if ratios and strides is not None:
+        sides = [(height * stride, width * stride) for (height, width), stride in zip(shapes, strides)]
+        ratios = [unpadded_fractions(padding_mask, size) for size in sides]
     return Levels(
         tokens=torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1),
         positions=positions,
@@ -105,11 +111,13 @@ def flatten_levels(
     )
 
 
-def unpadded_fractions(mask: Tensor) -> Tensor:
-    """Return the unpadded fraction of width and height, by the first row and column: (B, H, W) bool -> (B, 2)."""
+def unpadded_fractions(mask: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """Return the unpadded part of the first row and column, as fractions of the mask's width and height, or of those in
+    `size`, (H, W): (B, H, W) bool -> (B, 2)."""
+    height, width = size or mask.shape[-2:]
     # An image that is all padding counts as one pixel, to avoid a division by 0.
-    sides = (mask[:, 0, :], mask[:, :, 0])
-    return torch.stack([(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides], dim=-1)
+    sides = ((mask[:, 0, :], width), (mask[:, :, 0], height))
+    return torch.stack([(~side).float().sum(1).clamp(min=1) / length for side, length in sides], dim=-1)
 
 
 def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:

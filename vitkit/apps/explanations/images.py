@@ -540,7 +540,12 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     # Maps after the last level are not for queries.
     strides = [info.stride for info in model.neck.feature_info.values()][: 1 + max(max(numbers) for numbers in levels)]
     rounds = attention_layers(model).rounds_padding
-    covered = [view.compute_covered_at(name) if rounds else view.covered for name in view.feature_sizes]
+    covered = [
+        view.compute_covered_at(name)
+        if rounds
+        else tuple(n * info.stride / side for n, side in zip(size, view.image_size))
+        for (name, size), info in zip(view.feature_sizes.items(), model.neck.feature_info.values())
+    ]
     queries = QueryPredictions.of(view)
     names = (
         [f"point {k}" for k in range(view.outputs["pred_keypoints"].shape[-2])]
