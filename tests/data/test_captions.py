@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.datasets.captions import CocoCaptions, caption_words
+from vitkit.data.datasets.captions import CocoCaptions, caption_words, read_caption_file
 from vitkit.data.datasets.image_features import write_features
 from vitkit.data.formats import read_annotations
 from vitkit.data.loading.settings import DataSettings
@@ -288,3 +288,37 @@ def test_captions_as_text_are_read(tmp_path, name, lines):
     (tmp_path / name).write_text("dogs and cats")
     with pytest.raises(DataError, match=f"{name}: begins with 'dogs and cats'; expected image,caption, or lines of"):
         CocoCaptions(tmp_path, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "captions"),
+    [
+        ("image,caption\na.png,A dog, and a cat run .\n", ["A dog, and a cat run ."]),
+        ('image,caption\na.png,"A dog\n\n runs"\nb.png,A cat\n', ["A dog runs", "A cat"]),
+        ('image|caption\na.png|"A dog runs .\nb.png|A cat | sits\n', ['"A dog runs .', "A cat | sits"]),
+        ("image,caption,split\na.png,A dog\n", ["A dog"]),
+    ],
+)
+def test_captions_in_tables_keep_their_words(tmp_path, text, captions):
+    (tmp_path / "captions.txt").write_text(text)
+    assert [*read_caption_file(tmp_path / "captions.txt")[1].values()] == [[caption] for caption in captions]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('a.png,A dog .\nb.png,"A cat .\nc.png,A cow .\n', "line 3: unexpected end of data. Close the quotes"),
+        ('a.png,"A dog .\nb.png,A cat .\nc.png,A "cow"\n', "line 2: ',' expected after '\"'. Close the quotes"),
+        ('a.png,"A dog .\nb.png,A cat .\nc.png,A cow"\n', "line 2: quotes enclose a line with another image. Close"),
+    ],
+)
+def test_quotes_that_are_not_closed_are_an_error(tmp_path, rows, message):
+    (tmp_path / "captions.txt").write_text(f"image,caption\n{rows}")
+    with pytest.raises(DataError, match=message):
+        read_caption_file(tmp_path / "captions.txt")
+
+
+def test_delimiter_in_a_caption_before_the_last_column_is_an_error(tmp_path):
+    (tmp_path / "captions.txt").write_text("image,caption,split\na.png,A dog, and a cat .,train\n")
+    with pytest.raises(DataError, match="line 2: expected an image and a caption, as in the first line"):
+        read_caption_file(tmp_path / "captions.txt")

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections import Counter
 from importlib import import_module
 
 import numpy as np
@@ -483,6 +484,69 @@ def test_label_images_give_instances_and_classes(tmp_path):
     Image.fromarray(values.astype(np.uint16) * 1000 + values).save(tmp_path / "masks" / "a_mask.png")
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
     assert [name for _, name, _ in boxes(data)] == ["road", "tree"]
+
+
+def write_map(folder, name, values):
+    """A label image and its photo."""
+    draw_images(folder / "images", f"{name}.jpg", size=values.shape[1::-1])
+    (folder / "maps").mkdir(exist_ok=True)
+    Image.fromarray(values).save(folder / "maps" / f"{name}.png")
+
+
+def test_numbers_of_more_than_999_instances_are_not_taken_for_classes(tmp_path):
+    for name, count in (("a", 300), ("b", 1100)):
+        values = np.zeros(2400, np.uint16)
+        values[: 2 * count] = np.repeat(np.arange(1, count + 1), 2)
+        write_map(tmp_path, name, values.reshape(40, 60))
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert Counter((file, name) for file, name, _ in boxes(data)) == {
+        ("a.jpg", "object"): 300,
+        ("b.jpg", "object"): 1100,
+    }
+
+
+def test_one_instance_with_a_class_decides_for_the_folder(tmp_path):
+    values = np.full((20, 40), 7, np.uint16)
+    write_map(tmp_path, "a", values)
+    values[2:6, 3:9] = 26_000
+    write_map(tmp_path, "b", values)
+    (tmp_path / "maps" / "0.png").write_text("not an image")
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert boxes(data) == [("b.jpg", "class_26", [3, 2, 6, 4])]
+    assert "values below 1000 are classes without instances, left out: 98.5% of the pixels" in data.notes
+
+
+@pytest.mark.parametrize("colored", [False, True])
+def test_class_file_is_not_used_for_instances_without_a_class(tmp_path, colored):
+    values = np.zeros((20, 40, 3) if colored else (20, 40), np.uint8)
+    values[2:6, 3:9], values[10:12, 20:30] = ((128, 0, 0), (0, 128, 0)) if colored else (1, 2)
+    write_map(tmp_path, "a", values)
+    path = write(tmp_path / "labelmap.txt", "background:0,0,0::\ncat:128,0,0::\n")
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert [category["name"] for category in data.categories] == ["object"] and len(data.annotations) == 2
+    assert data.notes == [f"{path} is not used: values are objects without a class"]
+
+
+@pytest.mark.parametrize(("others", "count"), [((1, 2), 2), ((253, 254), 3), ((85, 170), 3)])
+def test_void_around_instances_is_not_an_object(tmp_path, others, count):
+    values = np.zeros((20, 40), np.uint8)
+    values[4:16, 9:31], values[5:15, 10:20], values[5:15, 20:30] = 255, *others
+    write_map(tmp_path, "a", values)
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert len(data.annotations) == count
+    assert ("255 is no object, left out: 8.0% of the pixels" in data.notes) == (count == 2)
+
+
+@pytest.mark.parametrize("name", ["background", "_Background_"])
+def test_class_called_background_has_no_objects(tmp_path, name):
+    values = np.zeros((20, 40), np.uint8)
+    values[2:6, 3:9] = 1
+    write_map(tmp_path, "a", values)
+    write(tmp_path / "maps" / "classes.txt", f"{name}\ncrack\nhole\n")
+    data = read_annotations(tmp_path / "maps", tmp_path / "images")
+    assert boxes(data) == [("a.jpg", "crack", [3, 2, 6, 4])]
+    assert [category["name"] for category in data.categories] == ["crack", "hole"]
+    assert "0 is the background, without objects: 97.0% of the pixels" in data.notes
 
 
 def test_folder_that_matches_two_formats_is_an_error(tmp_path):

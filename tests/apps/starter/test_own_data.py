@@ -84,6 +84,30 @@ def test_255_is_a_class_beside_gray_levels_and_void_beside_class_numbers(tmp_pat
     assert said is None or any(said in note for note in masks.notes)
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_masks_with_smooth_edges_are_an_error(tmp_path, mode):
+    images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    label_images(tmp_path / "masks", [0])
+    mask = np.zeros((48, 64), np.uint8)
+    mask[10:30, 15:45] = 255
+    for path in (tmp_path / "masks").iterdir():
+        smooth = Image.fromarray(mask).resize((50, 37), Image.BILINEAR).resize((64, 48), Image.BILINEAR)
+        smooth.convert(mode).save(path)
+    with pytest.raises(DataError, match=r"of the pixels are 0 and 255, .* as at smooth edges .* without interpolation"):
+        read_own_data("semantic", tmp_path / "images", tmp_path / "masks", fraction=0.3, out=tmp_path / "out")
+
+
+def test_numbers_of_classes_beside_much_void_are_no_smooth_edges(tmp_path):
+    data = semantic(tmp_path, [0] * 50 + [255] * 10 + [1, 2, 3, 4, 5, 99])
+    assert settings_of(data, "train")["values"] == [0, 1, 2, 3, 4, 5, 99]
+
+
+def test_one_folder_of_images_and_label_images_is_an_error(tmp_path):
+    images(tmp_path / "train", *(f"{k}.jpg" for k in range(6)), *(f"{k}_mask.png" for k in range(6)))
+    with pytest.raises(DataError, match=r"train' is given as the folder of the images and as .* folder of their own"):
+        read_own_data("semantic", tmp_path / "train", tmp_path / "train", fraction=0.3, out=tmp_path / "out")
+
+
 def test_values_missing_from_the_class_file_are_reported(tmp_path):
     (tmp_path / "classes.txt").write_text("sky\nroad\n")
     data = semantic(tmp_path, [0, 1, 7])

@@ -172,6 +172,11 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     """
     if labels is None:
         raise DataError(f"'{images}': also give the folder of the label images.")
+    if images.resolve() == labels.resolve():
+        raise DataError(
+            f"'{images}' is given as the folder of the images and as that of the label images. Move the label images, "
+            "such as Roboflow's *_mask.png, to a folder of their own, named like their images."
+        )
     suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
     pairs = pair_files(images, labels, **suffixes)
     names = list(pairs)
@@ -179,6 +184,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
     values = [count_pixels(read_class_values(labels / pair.labels, colors)) for pair in pairs.values()]
     pixels = sum(values, Counter())
+    _check_edges(labels, pixels, named)
     every_value = {value for value in pixels if not is_void(value, pixels, named)}
     print_notes(describe_255(pixels, named), {})
     if class_file is None and len(every_value) > MAX_CLASSES:
@@ -210,6 +216,20 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
     return OwnData(summary, *_sizes(splits), _short_side(files), lines, has_test="test" in splits)
+
+
+def _check_edges(folder: Path, pixels: Mapping[int, int], names: Mapping[int, str]) -> None:
+    """Raise DataError if label images seem to be masks of 0 and 255 with smooth edges; see `is_void`."""
+    between = sorted(pixels.keys() - {0, IGNORE_INDEX})
+    share = (pixels.get(0, 0) + pixels.get(IGNORE_INDEX, 0)) / max(sum(pixels.values()), 1)
+    # Numbers of classes hardly reach 128 where most pixels are 0 and 255. Values above 255 are colors.
+    is_mask = max(pixels, default=0) == IGNORE_INDEX and share > 0.75
+    if not names and is_mask and len(between) >= 5 and between[-1] > IGNORE_INDEX // 2:
+        raise DataError(
+            f"labels '{folder}': {share:.1%} of the pixels are 0 and 255, the others {len(between)} values between "
+            f"({', '.join(map(str, between[:3]))}, …), as at smooth edges after resizing. Save the masks without "
+            "interpolation, or name the classes in classes.json beside them."
+        )
 
 
 def read_panoptic(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:

@@ -7,7 +7,7 @@ import logging
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import caption_issues, raise_issues
+from vitkit.io.folders import IMAGE_SUFFIXES
 from vitkit.io.image_files import ImageStore, check_inside, to_tensor
 from vitkit.io.json_files import read_json
 from vitkit.io.shared_memory import join_texts, text_at
@@ -282,16 +283,7 @@ def _read_text(path: Path) -> dict[str, Any]:
     if lines and _TOKENS.match(lines[0][1]):
         rows = [(number, [part.strip() for part in re.split(r"#\d+\t", line, maxsplit=1)]) for number, line in lines]
     else:
-        head = [name.strip().lower() for name in re.split(r"[,|]", lines[0][1])] if lines else []
-        columns = [next((k for k, name in enumerate(head) if name in names), None) for names in _COLUMNS]
-        if None in columns:
-            raise DataError(
-                f"{path.name}: begins with {(lines[0][1] if lines else '')!r:.100}; expected image,caption, or lines "
-                "of FILE#NUMBER, a tab and a caption, or JSON in COCO's format. Convert it."
-            )
-        delimiter = "|" if "|" in lines[0][1] else ","
-        table = zip(lines[1:], csv.reader((line for _, line in lines[1:]), delimiter=delimiter))
-        rows = [(number, [row[k].strip() for k in columns if k < len(row)]) for (number, _), row in table]
+        rows = list(_table_rows(lines, path.name))
     ids: dict[str, int] = {}
     for number, row in rows:
         if len(row) != 2:
@@ -303,6 +295,34 @@ def _read_text(path: Path) -> dict[str, Any]:
         "images": [{"id": number, "file_name": name} for name, number in ids.items()],
         "annotations": [{"image_id": ids[name], "caption": caption} for _, (name, caption) in rows],
     }
+
+
+def _table_rows(lines: list[tuple[int, str]], file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line of each row of a table, and its image and caption: in the last column, a
+    caption may have the delimiter, and quotes are only read where that is a comma."""
+    (_, first), *lines = lines or [(1, "")]
+    head = [name.strip().lower() for name in re.split(r"[,|]", first)]
+    columns = [next((k for k, name in enumerate(head) if name in names), None) for names in _COLUMNS]
+    if None in columns:
+        raise DataError(
+            f"{file}: begins with {first!r:.100}; expected image,caption, or lines of FILE#NUMBER, a tab and a "
+            "caption, or JSON in COCO's format. Convert it."
+        )
+    delimiter, quoting = ("|", csv.QUOTE_NONE) if "|" in first else (",", csv.QUOTE_MINIMAL)
+    reader = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter, quoting=quoting, strict=True)
+    while (begin := reader.line_num) < len(lines):
+        try:
+            row = next(reader)
+            later = [part for _, line in lines[begin + 1 : reader.line_num] for part in line.split(delimiter)]
+            if any(Path(part).suffix.lower() in IMAGE_SUFFIXES for part in later):
+                raise csv.Error("quotes enclose a line with another image")
+        except csv.Error as error:
+            raise DataError(
+                f"{file} line {lines[begin][0]}: {error}. Close the quotes, and double those that are in the caption."
+            ) from error
+        if len(row) > len(head):
+            row = [*row[: columns[1]], delimiter.join(row[columns[1] :])] if columns[1] == len(head) - 1 else []
+        yield lines[begin][0], [row[k].strip().replace("\n", " ") for k in columns if k < len(row)]
 
 
 def _aspect_ratio(entry: Mapping[str, Any]) -> float:

@@ -68,7 +68,8 @@ class UnlabeledImages(BaseImageDataset):
             self.store = ImageStore(folder)
             self._file_names, self._name_offsets = join_texts(names)
         if not len(self):
-            raise DataError(f"source: {_describe(source)} has no image ({', '.join(FORMATS)}). {_REMEDY}")
+            name = f"'{source}'" if isinstance(source, str | Path) else f"a {type(source).__name__}"
+            raise DataError(f"source: {name} has no image ({', '.join(FORMATS)}). {_REMEDY}")
         self.repeats = repeats
         self.transforms_key = json.dumps(transforms, sort_keys=True, default=lambda built: type(built).__name__)
         self.features = None if features is None else FeatureFile(features, self.images_key(), self.transforms_key)
@@ -179,7 +180,3 @@ def _list_files(source: str | Path | Sequence[str | Path]) -> tuple[Path, list[s
         raise DataError(f"source: '{source}' is neither a folder nor a text file of names. {_REMEDY}")
     start = len(path.parts)
     return path, [os.sep.join(file.parts[start:]) for file in image_files(path)]
-
-
-def _describe(source: Any) -> str:
-    return f"'{source}'" if isinstance(source, str | Path) else f"a {type(source).__name__}"

@@ -16,6 +16,7 @@ from vitkit.io.json_files import read_json, read_json_lines
 from vitkit.io.parsing import check_count, check_distinct, class_name, coordinate, read_xml
 from vitkit.io.pickle_files import read_plain_pickle
 from vitkit.io.segmentations import is_side
+from vitkit.io.text_files import read_lines
 from vitkit.text_format import is_name, pluralize
 
 logger = logging.getLogger("vitkit")
@@ -65,7 +66,7 @@ def read_odvg(path: Path, label_map: Mapping[int, str] | None = None) -> Iterato
     Raises:
         DataError: a line is invalid, or most spans do not agree with their phrases.
     """
-    agreement = _Agreement()
+    differences: list[str] = []
     for number, line in read_json_lines(path):
         where = f"{path.name} line {number}"
         if not isinstance(line, dict):
@@ -89,9 +90,9 @@ def read_odvg(path: Path, label_map: Mapping[int, str] | None = None) -> Iterato
         if kinds == ["detection"]:
             caption, regions = None, [_instance(value, label_map, where) for value in parts]
         else:
-            caption, regions = _read_caption(entry.get("caption"), parts, agreement, where)
+            caption, regions = _read_caption(entry.get("caption"), parts, differences, where)
         yield GroundedImage(name, width, height, caption, regions, where)
-    agreement.check()
+    _check_agreement(differences)
 
 
 def _instance(entry: Mapping[str, Any], label_map: Mapping[int, str] | None, where: str) -> Region:
@@ -112,9 +113,9 @@ def _instance(entry: Mapping[str, Any], label_map: Mapping[int, str] | None, whe
 
 
 def _read_caption(
-    caption: Any, entries: list[Mapping[str, Any]], agreement: "_Agreement", where: str
+    caption: Any, entries: list[Mapping[str, Any]], differences: list[str], where: str
 ) -> tuple[str, list[Region]]:
-    """Return the caption of a line of ODVG, and its regions."""
+    """Return the caption of a line of ODVG, and its regions; append how each differs from its phrase, or ""."""
     check_caption(caption, where)
     without = [entry for entry in entries if entry.get("tokens_positive") is None]
     if without and len(without) < len(entries):
@@ -130,7 +131,9 @@ def _read_caption(
         spans = () if without else check_spans(entry["tokens_positive"], caption, where)
         regions.append(Region(boxes, phrase, spans))
         if spans:
-            agreement.add(caption, spans, phrase, where)
+            text = " ".join(caption[begin:end] for begin, end in spans)
+            difference = f"{where}: tokens_positive stand for {text!r:.60}, the phrase is {phrase!r:.60}"
+            differences.append("" if _letters(text) == _letters(phrase) else difference)
     return _of_phrases(regions) if without else (caption, regions)
 
 
@@ -206,15 +209,13 @@ def read_flickr30k(folder: Path, split: str | None = None) -> Iterator[GroundedI
             raise DataError(f"annotations: no folder '{folder / part}'. Give the folder of Flickr30k Entities.")
     names = sorted(path.stem for path in (folder / "Sentences").glob("*.txt"))
     if split is not None:
-        names = _lines(folder / f"{split}.txt")
-    for name in filter(None, map(str.strip, names)):
+        names = [name for _, name in read_lines(folder / f"{split}.txt", "annotations", remedy="Correct the path.")]
+    for name in names:
         if not is_name(name) or "/" in name:
             raise DataError(f"{split}.txt: has {name!r:.80}; expected the number of an image. Correct it.")
         file_name, width, height, boxes = _flickr_boxes(folder / "Annotations" / f"{name}.xml")
         path = folder / "Sentences" / f"{name}.txt"
-        for number, line in enumerate(_lines(path), start=1):
-            if not line.strip():
-                continue
+        for number, line in read_lines(path, "annotations", remedy="Download it again."):
             where = f"{path.name} line {number}"
             caption, mentions = _flickr_sentence(line, where)
             check_caption(caption, where)
@@ -224,15 +225,6 @@ def read_flickr30k(folder: Path, split: str | None = None) -> Iterator[GroundedI
                 if entity in boxes
             ]
             yield GroundedImage(file_name, width, height, caption, regions, where)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"annotations: cannot read '{path}' ({error.strerror}). Correct the path.") from error
-    except ValueError as error:
-        raise DataError(f"annotations: '{path}' is not text ({error}). Download it again.") from error
 
 
 def _flickr_boxes(path: Path) -> tuple[str, int, int, dict[str, list[list[float]]]]:
@@ -337,29 +329,14 @@ def check_spans(value: Any, caption: str, where: str) -> tuple[Span, ...]:
     return tuple((begin, end) for begin, end in pairs)
 
 
-class _Agreement:
-    """Compares the characters of regions with their phrases, which a few files write otherwise."""
-
-    def __init__(self) -> None:
-        self.total, self.different, self.example = 0, 0, ""
-
-    def add(self, caption: str, spans: tuple[Span, ...], phrase: str, where: str) -> None:
-        """Compare one region."""
-        text = " ".join(caption[begin:end] for begin, end in spans)
-        self.total += 1
-        if _letters(text) != _letters(phrase):
-            self.different += 1
-            if not self.example:
-                self.example = f"{where}: tokens_positive stand for {text!r:.60}, the phrase is {phrase!r:.60}"
-
-    def check(self) -> None:
-        """Raise DataError if most regions disagree, and log if some do."""
-        if 2 * self.different > self.total:
-            count = f"{self.different} of {pluralize(self.total, 'regions')}"
-            raise DataError(f"{self.example}, and likewise in {count}; {_UNIT}. Convert them.")
-        if self.different:
-            count = f"{self.different} of {self.total} regions"
-            logger.warning(f"{self.example}; so in {count}, of which tokens_positive are used.")
+def _check_agreement(differences: list[str]) -> None:
+    """Raise DataError if the characters of most regions differ from their phrases, and log if those of a few do."""
+    different = [text for text in differences if text]
+    count = f"{len(different)} of {pluralize(len(differences), 'regions')}"
+    if 2 * len(different) > len(differences):
+        raise DataError(f"{different[0]}, and likewise in {count}; {_UNIT}. Convert them.")
+    if different:
+        logger.warning(f"{different[0]}; so in {count}, of which tokens_positive are used.")
 
 
 def _letters(text: str) -> str:

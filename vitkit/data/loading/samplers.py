@@ -171,9 +171,7 @@ class TokenBatches:
         self._starts = _token_batch_starts(np.sort(self.longest)[::-1], batch_tokens)
         self.set_position(0)
 
-    def set_position(self, epoch: int, batch: int = 0) -> None:
-        self.epoch = epoch
-        self.first_batch = batch
+    set_position = TrainBatches.set_position
 
     def __len__(self) -> int:
         num_batches = len(self._starts)
