@@ -189,6 +189,28 @@ def test_split_of_coco_is_named_by_its_file(tmp_path, name, split):
     assert list(read_annotations(tmp_path).splits) == [split]
 
 
+@pytest.mark.parametrize(
+    ("files", "folder"),
+    [
+        (("annotations/instances_train2017.json", "annotations/instances_val2017.json"), "train2017"),
+        (("train/_annotations.coco.json", "valid/_annotations.coco.json"), "train"),
+    ],
+)
+def test_objects_of_a_split_of_coco_without_photos_are_not_on_those_of_another_one(tmp_path, files, folder):
+    draw_images(tmp_path, f"{folder}/1.jpg", f"{folder}/2.jpg")
+    for x, file in enumerate(files, start=1):
+        images = [{"id": k, "file_name": f"{k}.jpg", "width": 40, "height": 20} for k in (1, 2)]
+        objects = [{"id": k, "image_id": k, "category_id": 1, "bbox": [x, 2, 5, 5]} for k in (1, 2)]
+        content = {"images": images, "annotations": objects, "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / file, json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert data.splits == {"train": [1, 2]} and not data.notes
+    assert boxes(data) == [(f"{folder}/{k}.jpg", "cat", [1, 2, 5, 5]) for k in (1, 2)]
+    assert data.left_out == {
+        f"images that {files[1].rpartition('/')[2]} lists but the folder does not have": ["1.jpg", "2.jpg"]
+    }
+
+
 def test_splits_of_coco_may_share_the_folder_of_one(tmp_path):
     draw_images(tmp_path, "train/1.jpg", "train/2.jpg")
     for k, split in ((1, "train"), (2, "val")):
@@ -402,6 +424,21 @@ def test_tables_in_the_folders_of_splits_are_read(tmp_path):
         DataError, match=r"3 files \*.csv in its folders \(more/_annotations.csv, .*or one in each of the"
     ):
         read_annotations(tmp_path)
+
+
+@pytest.mark.parametrize("photos", [("valid/2.jpg",), ()])
+def test_missing_photos_of_a_split_are_not_those_of_another_one(tmp_path, photos):
+    draw_images(tmp_path, *(f"train/{k}.jpg" for k in range(3)), *photos)
+    for folder, x in (("train", 1), ("valid", 5)):
+        rows = "".join(f"{k}.jpg,cat,{x},2,{x + 9},12\n" for k in range(3))
+        write(tmp_path / folder / "_annotations.csv", f"filename,class,xmin,ymin,xmax,ymax\n{rows}")
+    data = read_annotations(tmp_path)
+    assert {name: bbox[0] for name, _, bbox in boxes(data)} == {
+        **{f"train/{k}.jpg": 1 for k in range(3)},
+        **dict.fromkeys(photos, 5),
+    }
+    assert len(data.annotations) == 3 + len(photos) and not data.notes
+    assert list(map(len, data.left_out.values())) == [3 - len(photos)]
 
 
 def test_ambiguous_csv_columns_are_an_error(tmp_path):

@@ -299,7 +299,8 @@ class ImageFiles:
         """The splits that have a folder."""
         self._folders = [one_form(part) for part in folder.resolve().parts]
         self._named: dict[tuple[str, str | None], tuple[int, str]] = {}
-        """File and split -> how many folders of the path that names it agree with its own, and that path."""
+        """File and split, or None for `expect` -> how many folders of the path that names it agree with its own, and
+        that path."""
 
     def expect(self, listed: Iterable[Sequence[str]]) -> None:
         """Look at all names that will be asked for, each with its alternatives: of several paths for one file, the one
@@ -329,7 +330,8 @@ class ImageFiles:
             return None
         file, agreement, path = found
         most, other = self._named.setdefault((file, split), (agreement, path))
-        if agreement < most:  # the photo of another folder, which is not there
+        # Otherwise it is the photo of another folder, which is not there.
+        if agreement < max(most, self._named.get((file, None), (0, ""))[0]):
             return None
         if other != path:
             raise DataError(
