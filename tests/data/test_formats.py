@@ -384,6 +384,18 @@ def test_csv_columns_are_recognized(tmp_path, text):
     assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]
 
 
+@pytest.mark.parametrize(("first", "scale"), [(1, (1, 1)), (0, (1, 1)), (1, (40, 20))])
+def test_corners_of_quadrilaterals_in_csv_are_polygons(tmp_path, first, scale):
+    draw_images(tmp_path, "a.jpg", "b.jpg")
+    polygons = {"a.jpg": [10, 5, 30, 5, 30, 15, 10, 15], "b.jpg": [10, 5, 30, 7, 28, 15, 8, 13]}
+    columns = [f"{axis}{k}" for k in range(first, first + 4) for axis in "xy"]
+    rows = [[name, *(value / scale[k % 2] for k, value in enumerate(p)), "cat"] for name, p in polygons.items()]
+    text = "\n".join(",".join(map(str, row)) for row in (["filename", *columns, "class"], *rows))
+    data = read_annotations(write(tmp_path / "boxes.csv", text))
+    assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10]), ("b.jpg", "cat", [8, 5, 22, 10])]
+    assert [annotation["segmentation"] for annotation in data.annotations] == [[p] for p in polygons.values()]
+
+
 @pytest.mark.parametrize("form", ['"[6.0, 8, 24, 10.0]"', "6 8 24 10", '"(6, 8, 24, 10)"', "[ 6.  8. 24. 10.]"])
 def test_a_column_that_holds_the_whole_box_is_read(tmp_path, form):
     draw_images(tmp_path / "train", "0.png", "1.png")
@@ -398,7 +410,7 @@ def test_a_column_that_holds_the_whole_box_is_read(tmp_path, form):
     )
     with pytest.raises(DataError, match="by which 2 of 2 boxes reach out of their images. If they are corners"):
         read_annotations(corners, tmp_path / "train")
-    with pytest.raises(DataError, match="train.csv line 2: the box is '6,8,24'; expected four numbers"):
+    with pytest.raises(DataError, match="train.csv line 2: the box is '6,8,24'; expected 4 numbers"):
         read_annotations(write(corners, 'file,label,bbox\n0.png,cat,"[6, 8, 24]"\n'), tmp_path / "train")
 
 
