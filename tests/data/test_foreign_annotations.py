@@ -292,6 +292,17 @@ def test_poses_without_kpt_shape_are_boxes(tmp_path, lines):
     assert len(data.left_out[reason]) == len(lines)
 
 
+def test_poses_that_do_not_fit_kpt_shape_are_an_error(tmp_path):
+    pose = ".5 .5 .4 .4 .4 .4 2 .6 .6 2 .5 .5 2 .45 .45 1"
+    path = yolo(tmp_path, pose, ".5 .5 .4 .4", ".5 .5 .4 .4 0.9")
+    path.write_text(path.read_text() + "kpt_shape: [4, 3]\n")
+    assert boxes(read_annotations(path)) == [[12, 6, 16, 8]] * 3
+    for line, count in ((".5 .5 .4 .4 .4 .4 .6 .6 .5 .5 .45 .45", 12), (f"{pose} 0.9", 17)):
+        write(tmp_path / "labels" / "a.txt", f"0 {pose}\n0 {line}\n")
+        with pytest.raises(DataError, match=rf"line 2: .*: got {count} numbers .*kpt_shape \[4, 3\] needs 16\."):
+            read_annotations(path)
+
+
 def test_polygons_are_not_taken_for_poses(tmp_path):
     corners = "0.9 0.9 0.95 0.9 0.95 0.95 0.9 0.95"  # a turned box near the far corner
     five = "0.1 0.1 0.5 0.1 0.6 0.3 0.5 0.5 0.1 0.5"

@@ -350,7 +350,13 @@ class _Reader:
     def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], context: str) -> None:
         label, values = _numbers(tokens, context)
         points: dict[str, Any] = {}
-        if self.num_keypoints and len(values) == 4 + self.num_keypoints * self.keypoint_size:
+        if self.num_keypoints and len(values) > 5:
+            shape, count = (self.num_keypoints, self.keypoint_size), 4 + self.num_keypoints * self.keypoint_size
+            if len(values) != count:
+                raise DataError(
+                    f"{context}: got {len(values)} numbers after the class; kpt_shape {[*shape]} needs {count}. "
+                    "Correct the line, or kpt_shape."
+                )
             points = _read_points(values[4:], self.keypoint_size, image, context)
             values = values[:4]
         if len(values) == 5 and not 0 <= values[4] <= 1:
