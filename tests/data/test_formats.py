@@ -230,6 +230,21 @@ def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     assert list(data.splits) == ["train", "val"] and "test" in data.notes[0]
 
 
+@pytest.mark.parametrize("source", ["data.yaml", "labels"])
+def test_labels_of_yolo_are_found_in_another_case_and_counted_without_an_image(tmp_path, source):
+    draw_images(tmp_path / "images", "A.jpg", "B.jpg", "C.jpg", "other.jpg")
+    for name in ("A.txt", "b.txt", "C.TXT", "d.txt", "E.TXT", "other.txt"):
+        write(tmp_path / "labels" / name, "0 0.5 0.5 0.5 0.5\n")
+    for name in ("README.txt", "classes.txt", "._A.txt"):
+        write(tmp_path / "labels" / name, "cat\n")
+    write(tmp_path / "train.txt", "".join(f"images/{name}.jpg\n" for name in "ABC"))
+    write(tmp_path / "data.yaml", "train: train.txt\nnames: [cat]\n")
+    data = read_annotations(tmp_path / source)
+    names = ["A.jpg", "B.jpg", "C.jpg", *["other.jpg"] * (source == "labels")]
+    assert [name.removeprefix("images/") for name, _, _ in boxes(data)] == names
+    assert data.left_out == {"label files without an image": ["E.TXT", "d.txt"]}
+
+
 def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
     draw_images(tmp_path / "images", "train/a.jpg", "val/a.jpg")
     for split in ("train", "val"):
