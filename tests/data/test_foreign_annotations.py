@@ -226,7 +226,7 @@ def test_sheet_shows_the_repaired_images(tmp_path, monkeypatch, capsys):
 # What is beside a box
 
 
-def test_rotation_of_cvat_beside_a_box_of_coco_is_that_of_its_xml(tmp_path):
+def test_rotation_of_cvat_beside_a_box_of_coco_or_voc_is_that_of_its_xml(tmp_path):
     draw(tmp_path / "pole.png", size=(200, 120))
     for degrees, expected in ((90.0, [90, 20, 20, 80]), (30.0, None), (0.0, [60, 50, 80, 20])):
         attributes = {"occluded": False, "rotation": degrees}
@@ -238,6 +238,15 @@ def test_rotation_of_cvat_beside_a_box_of_coco_is_that_of_its_xml(tmp_path):
         assert boxes(data) == boxes(xml) and expected in (None, boxes(data)[0])
         assert data.annotations[0]["segmentation"] == xml.annotations[0].get("segmentation", [])
         assert bool(degrees) == any("boxes turned by attributes.rotation" in note for note in data.notes)
+        box = "<bndbox><xmin>61</xmin><ymin>51</ymin><xmax>140</xmax><ymax>70</ymax></bndbox>"
+        rotation = f"<attributes><attribute><name>rotation</name><value>{degrees}</value></attribute></attributes>"
+        text = f"<annotation><object><name>cat</name>{box}{rotation}</object></annotation>"
+        voc = read_annotations(write(tmp_path / "pole.xml", text), tmp_path)
+        assert (
+            boxes(voc) == boxes(xml)
+            and voc.annotations[0].get("segmentation", []) == data.annotations[0]["segmentation"]
+        )
+        assert bool(degrees) == any("boxes turned by" in note for note in voc.notes)
         # What is written must not be turned again.
         write(tmp_path / "again.json", data.content)
         assert boxes(read_annotations(tmp_path / "again.json", tmp_path)) == boxes(data)

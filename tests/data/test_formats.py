@@ -316,6 +316,15 @@ def test_voc_with_a_zero_coordinate_counts_from_zero(tmp_path):
     assert boxes(data) == [("a.jpg", "dog", [0, 1, 10, 4])] and "begin at 0" in data.notes[0]
 
 
+def test_fractions_in_voc_are_multiplied_and_do_not_count_from_one(tmp_path):
+    draw_images(tmp_path, "a.jpg", "b.jpg")
+    voc(tmp_path, "a", ("cat", 0.1, 0.1, 0.4, 0.3))
+    voc(tmp_path, "b", ("cat", 0, 0.0625, 1, 1.001))
+    data = read_annotations(tmp_path)
+    assert boxes(data) == [("a.jpg", "cat", [4, 2, 12, 4]), ("b.jpg", "cat", [0, 1.25, 40, 18.77])]
+    assert data.notes[0] == "no number is above 1, apart from rounding: the boxes are fractions of their image"
+
+
 def test_xml_with_entities_is_refused(tmp_path):
     draw_images(tmp_path, "a.jpg")
     write(tmp_path / "a.xml", '<!DOCTYPE a [<!ENTITY b "c">]><annotation><filename>&b;</filename></annotation>')

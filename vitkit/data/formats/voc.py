@@ -1,8 +1,8 @@
 """Pascal VOC: one XML file per image, with boxes in pixels (http://host.robots.ox.ac.uk/pascal/VOC/).
 
 Coordinates begin at 1 and both ends belong to the box, as VOC defines it. In a dataset where a coordinate is 0, they
-are taken to begin at 0 with exclusive ends, as some tools write them. Classes are in the order of classes.txt, if it
-exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
+are taken to begin at 0 with exclusive ends, as some tools write them, and so are fractions. Classes are in the order of
+classes.txt, if it exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept.
 """
 
 from collections.abc import Iterable
@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+import numpy as np
+
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import parse_class_file
+from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles, data_files, one_form, split_folders, split_of
 from vitkit.io.parsing import coordinate, read_xml
+from vitkit.io.segmentations import rotate_box
 from vitkit.io.text_files import read_lines
 
 _FLAGS = ("difficult", "truncated", "occluded")
+_ROTATION = "attributes/attribute[name='rotation']/value"
+"""Where CVAT writes by how many degrees a box is turned."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -56,9 +62,12 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     paths = [single] if single else [path for path in data_files(folder) if path.suffix.lower() == ".xml"]
     roots = {path: read_xml(path) for path in paths}
     objects = {path: _objects(root, path) for path, root in roots.items()}
-    origin = 1
-    if any(min(obj.corners[:2]) <= 0 for of_file in objects.values() for obj in of_file):
-        origin = 0
+    corners = np.array([obj.corners for of_file in objects.values() for obj in of_file]).reshape(-1, 4)
+    fractions = bool(corners.max(initial=0) <= MAX_FRACTION and (corners % 1).any())
+    origin = int(not fractions and (corners[:, :2] > 0).all())
+    if fractions:
+        data.notes.append("no number is above 1, apart from rounding: the boxes are fractions of their image")
+    elif not origin:
         data.notes.append("coordinates begin at 0, not at 1 as VOC defines: the ends do not belong to the boxes")
     listed = _read_classes(folder)
     for name in listed:
@@ -75,12 +84,14 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.leave_out("XML files without an image", path.name)
             continue
         used.add(name)
-        _add_file(data, files, name, path, root, objects[path], origin)
+        _add_file(data, files, name, path, root, objects[path], origin, fractions)
     for name in files.names if single is None else ():
         if name not in used:
             data.leave_out("images without an XML file", name)
     if not data.images:
         raise DataError(f"'{annotations}': no XML file has its image below '{images}'. Give the images' folder.")
+    if turned := sum("segmentation" in annotation for annotation in data.annotations):
+        data.notes.append(f"boxes turned by the attribute rotation, as CVAT writes it, which became polygons: {turned}")
     if not listed:
         data.sort_classes()
     _add_splits(data, folder.parent)
@@ -95,6 +106,7 @@ def _add_file(
     root: ElementTree.Element,
     objects: Iterable[_VocObject],
     origin: int,
+    fractions: bool,
 ) -> None:
     size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
     if all(side.is_integer() and side > 0 for side in map(float, size)):
@@ -102,9 +114,11 @@ def _add_file(
         image = data.images[-1]
     else:
         image = add_image_file(data, files, name)
-    for obj, (x0, y0, x1, y1) in objects:
+    for obj, corners in objects:
         if image is None:
             return
+        sides = (image["width"], image["height"]) if fractions else (1, 1)
+        x0, y0, x1, y1 = (corner * side for corner, side in zip(corners, sides * 2))
         label = data.strip_name(_text(obj, "name", path), f"annotations: '{path}': the name of an object")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
         for shape in obj.iterfind("polygon"):
@@ -112,7 +126,10 @@ def _add_file(
         box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:
             raise DataError(f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Swap its ends.")
-        data.add_object(image["id"], label, box, **flags)
+        fields = {"bbox": box}
+        if (degrees := _number(obj, _ROTATION, path, default=0)) % 360:
+            fields = rotate_box(box[0], box[1], box[0] + box[2], box[1] + box[3], degrees)
+        data.add_object(image["id"], label, **fields, **flags)
 
 
 def _objects(root: ElementTree.Element, path: Path) -> list[_VocObject]:
