@@ -634,6 +634,30 @@ def test_vias_regions_are_read(tmp_path, kind):
         assert len(data.images) == 2 and {*data.left_out} == {"regions of the shape 'point'"}
 
 
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_images_of_one_name_in_via_are_told_apart_by_their_sizes(tmp_path, kind):
+    draw(tmp_path / "a.png")
+    size = (tmp_path / "a.png").stat().st_size
+    regions = [(number, {**SHAPES["rect"], "x": number % 7}, {"class": "cat"}) for number in (size + 1, size)]
+    if kind == "json":
+        project = {
+            f"a.png{number}": {
+                "filename": "a.png",
+                "size": number,
+                "regions": [{"shape_attributes": shape, "region_attributes": attributes}],
+            }
+            for number, shape, attributes in regions
+        }
+        source = write(tmp_path / "via.json", project)
+    else:
+        rows = [f'a.png,{n},"{_quoted(shape)}","{_quoted(attributes)}"\n' for n, shape, attributes in regions]
+        header = "filename,file_size,region_shape_attributes,region_attributes\n"
+        source = write(tmp_path / "via.csv", "".join([header, *rows]))
+    data = read_annotations(source, tmp_path)
+    assert boxes(data) == [[size % 7, 4, 20, 10]]
+    assert data.left_out == {"images that the file lists but the folder does not have": ["a.png"]}
+
+
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
