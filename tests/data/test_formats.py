@@ -235,14 +235,14 @@ def test_labels_of_yolo_are_found_in_another_case_and_counted_without_an_image(t
     draw_images(tmp_path / "images", "A.jpg", "B.jpg", "C.jpg", "other.jpg")
     for name in ("A.txt", "b.txt", "C.TXT", "d.txt", "E.TXT", "other.txt"):
         write(tmp_path / "labels" / name, "0 0.5 0.5 0.5 0.5\n")
-    for name in ("README.txt", "classes.txt", "._A.txt"):
-        write(tmp_path / "labels" / name, "cat\n")
+    for name, text in {"README.txt": "cat\n", "classes.txt": "cat\n", "._A.txt": "cat\n", "empty.txt": ""}.items():
+        write(tmp_path / "labels" / name, text)
     write(tmp_path / "train.txt", "".join(f"images/{name}.jpg\n" for name in "ABC"))
     write(tmp_path / "data.yaml", "train: train.txt\nnames: [cat]\n")
     data = read_annotations(tmp_path / source)
     names = ["A.jpg", "B.jpg", "C.jpg", *["other.jpg"] * (source == "labels")]
     assert [name.removeprefix("images/") for name, _, _ in boxes(data)] == names
-    assert data.left_out == {"label files without an image": ["E.TXT", "d.txt"]}
+    assert data.left_out == {"label files without an image": ["E.TXT", "d.txt", "empty.txt"]}
 
 
 def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):

@@ -5,7 +5,7 @@ width and height, as TensorFlow writes them, are the size that it was annotated 
 """
 
 import csv
-import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ _LISTS = (("bbox",), ("box",), ("bounding_box",))
 """Columns that hold the whole box, "[x, y, width, height]", as in Kaggle's tables."""
 _IMAGE_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"),
                 ("imagewidth", "imageheight"), ("imgwidth", "imgheight"))  # fmt: skip
+_NUMBER = re.compile(r"\s*[-+]?\d*\.?\d*([eE][-+]?\d+)?\s*")
 _NO_HEADER = ("file", "xmin", "ymin", "xmax", "ymax", "class")
 
 
@@ -56,11 +57,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     by_name: dict[str, dict | None] = {}
     for table in tables:
         _add_table(data, files, table, by_name)
-    for name in files.names:
-        if name not in by_name:
-            data.leave_out("images that are in no line", name)
-    if not data.images:
-        raise DataError(f"'{tables[0].path}': none of its images is below '{files.folder}'. Give the images' folder.")
+    data.leave_out("images that are in no line", *(name for name in files.names if name not in by_name))
     data.sort_classes()
     return data
 
@@ -218,7 +215,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
     if not lines:
         raise DataError(f"annotations: '{path}' is empty. Expected a line for each box.")
     first = lines[0][1]
-    if len(first) == len(_NO_HEADER) and all(_is_number(text) or not text for text in first[1:5]):
+    if len(first) == len(_NO_HEADER) and all(_NUMBER.fullmatch(text) or not text for text in first[1:5]):
         columns = list(_NO_HEADER)
     else:
         columns = [name.strip().lower() for name in first]
@@ -267,13 +264,6 @@ def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[f
     if not any(texts):
         return None
     count = max(4, len(columns))
-    if len(texts) != count or not all(map(_is_number, texts)):
+    if len(texts) != count or not all(map(_NUMBER.fullmatch, texts)):
         raise DataError(f"{context}: the box is {','.join(texts)!r:.200}; expected {count} numbers. Correct it.")
     return [coordinate(text, f"{context}: a number of the box") for text in texts]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -16,6 +16,7 @@ from vitkit.io.json_files import read_json, read_json_lines
 from vitkit.io.parsing import check_count, check_distinct, class_name, coordinate, read_xml
 from vitkit.io.pickle_files import read_plain_pickle
 from vitkit.io.segmentations import is_side
+from vitkit.io.text_files import read_lines
 from vitkit.text_format import is_name, pluralize
 
 logger = logging.getLogger("vitkit")
@@ -206,15 +207,13 @@ def read_flickr30k(folder: Path, split: str | None = None) -> Iterator[GroundedI
             raise DataError(f"annotations: no folder '{folder / part}'. Give the folder of Flickr30k Entities.")
     names = sorted(path.stem for path in (folder / "Sentences").glob("*.txt"))
     if split is not None:
-        names = _lines(folder / f"{split}.txt")
-    for name in filter(None, map(str.strip, names)):
+        names = [line for _, line in read_lines(folder / f"{split}.txt", "annotations", remedy="Correct the path.")]
+    for name in names:
         if not is_name(name) or "/" in name:
             raise DataError(f"{split}.txt: has {name!r:.80}; expected the number of an image. Correct it.")
         file_name, width, height, boxes = _flickr_boxes(folder / "Annotations" / f"{name}.xml")
         path = folder / "Sentences" / f"{name}.txt"
-        for number, line in enumerate(_lines(path), start=1):
-            if not line.strip():
-                continue
+        for number, line in read_lines(path, "annotations", remedy="Download it again."):
             where = f"{path.name} line {number}"
             caption, mentions = _flickr_sentence(line, where)
             check_caption(caption, where)
@@ -224,15 +223,6 @@ def read_flickr30k(folder: Path, split: str | None = None) -> Iterator[GroundedI
                 if entity in boxes
             ]
             yield GroundedImage(file_name, width, height, caption, regions, where)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"annotations: cannot read '{path}' ({error.strerror}). Correct the path.") from error
-    except ValueError as error:
-        raise DataError(f"annotations: '{path}' is not text ({error}). Download it again.") from error
 
 
 def _flickr_boxes(path: Path) -> tuple[str, int, int, dict[str, list[list[float]]]]:

@@ -49,7 +49,7 @@ def read_via(annotations: Path, images: Path | None) -> AnnotatedImages:
         annotations: the file, or a folder with one JSON file.
         images: folder of the images; None: that of the file.
     Raises:
-        DataError: the file is invalid, its regions have no class, or none of its images exists.
+        DataError: the file is invalid, or its regions have no class.
     """
     path = single_file(annotations, "*.json")
     content = read_json(path)
@@ -115,8 +115,6 @@ def _read(regions: list[_ViaRegion], annotations: Path, images: Path) -> Annotat
             data.leave_out(f"regions of the shape {kind!r:.50}", region.context)
             continue
         data.add_object(image["id"], _label(region, key), **_FIELDS[kind](region))
-    if not data.images:
-        raise DataError(f"'{annotations}': none of its images is below '{files.folder}'. Give the images' folder.")
     data.sort_classes()
     return data
 

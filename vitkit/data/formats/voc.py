@@ -7,7 +7,6 @@ classes.txt, if it exists, otherwise by name. The flags `difficult`, `truncated`
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -27,14 +26,6 @@ _ROTATION = "attributes/attribute[name='rotation']/value"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-class _VocObject(NamedTuple):
-    """A box of an object."""
-
-    element: ElementTree.Element
-    corners: tuple[float, ...]
-    """xmin, ymin, xmax, ymax as in the file."""
-
-
 def is_voc_file(path: Path) -> bool:
     """Whether an XML file looks like one of Pascal VOC's."""
     head = read_head(path).replace(b"\0", b"")  # UTF-16
@@ -48,7 +39,7 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         annotations: folder of the XML files, or its parent (VOCdevkit/VOC2012).
         images: folder of the images; None: JPEGImages beside the XML files' folder, or that folder itself.
     Raises:
-        DataError: a file is invalid, or none has an image.
+        DataError: a file is invalid.
     """
     single = annotations if annotations.is_file() else None
     folder = annotations.parent if single else annotations
@@ -62,7 +53,7 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     paths = [single] if single else [path for path in data_files(folder) if path.suffix.lower() == ".xml"]
     roots = {path: read_xml(path) for path in paths}
     objects = {path: _objects(root, path) for path, root in roots.items()}
-    corners = np.array([obj.corners for of_file in objects.values() for obj in of_file]).reshape(-1, 4)
+    corners = np.array([numbers for of_file in objects.values() for _, numbers in of_file]).reshape(-1, 4)
     fractions = bool(corners.max(initial=0) <= MAX_FRACTION and (corners % 1).any())
     origin = int(not fractions and (corners[:, :2] > 0).all())
     if fractions:
@@ -85,11 +76,8 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
             continue
         used.add(name)
         _add_file(data, files, name, path, root, objects[path], origin, fractions)
-    for name in files.names if single is None else ():
-        if name not in used:
-            data.leave_out("images without an XML file", name)
-    if not data.images:
-        raise DataError(f"'{annotations}': no XML file has its image below '{images}'. Give the images' folder.")
+    if single is None:
+        data.leave_out("images without an XML file", *(name for name in files.names if name not in used))
     if turned := sum("segmentation" in annotation for annotation in data.annotations):
         data.notes.append(f"boxes turned by the attribute rotation, as CVAT writes it, which became polygons: {turned}")
     if not listed:
@@ -104,16 +92,13 @@ def _add_file(
     name: str,
     path: Path,
     root: ElementTree.Element,
-    objects: Iterable[_VocObject],
+    objects: Iterable[tuple[ElementTree.Element, list[float]]],
     origin: int,
     fractions: bool,
 ) -> None:
-    size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
-    if all(side.is_integer() and side > 0 for side in map(float, size)):
-        data.add_image(name, *map(int, size))
-        image = data.images[-1]
-    else:
-        image = add_image_file(data, files, name)
+    width, height = (_number(root, f"size/{side}", path, default=0) for side in ("width", "height"))
+    size = (int(width), int(height))
+    image = add_image_file(data, files, name, size=size if size == (width, height) else (0, 0))
     for obj, corners in objects:
         if image is None:
             return
@@ -132,15 +117,15 @@ def _add_file(
         data.add_object(image["id"], label, **fields, **flags)
 
 
-def _objects(root: ElementTree.Element, path: Path) -> list[_VocObject]:
-    """Return every box of every object: some tools write all boxes of a class into one object."""
+def _objects(root: ElementTree.Element, path: Path) -> list[tuple[ElementTree.Element, list[float]]]:
+    """Return the object and the corners of each box: some tools write all boxes of a class into one object."""
     objects = []
     for obj in root.iter("object"):
         boxes = obj.findall("bndbox")
         if not boxes:
             others = ", ".join(child.tag for child in obj)[:100] or "nothing"
             raise DataError(f"annotations: '{path}': an object has no bndbox, but {others}. Export it with boxes.")
-        objects += [_VocObject(obj, tuple(_number(box, corner, path) for corner in _CORNERS)) for box in boxes]
+        objects += [(obj, [_number(box, corner, path) for corner in _CORNERS]) for box in boxes]
     return objects
 
 

@@ -119,9 +119,7 @@ def _read_lists(path: Path, lists: Mapping[str, Path], images: Path | None) -> A
             image = reader.add(name, split)
             if image is not None and split is None:
                 data.recordings[image["id"]] = f"subset {subset}"
-    for name in files.names:
-        if name not in reader.images:
-            data.leave_out("images that no list names", name)
+    data.leave_out("images that no list names", *(name for name in files.names if name not in reader.images))
     reader.finish()
     return data
 
@@ -309,8 +307,7 @@ class _Reader:
         return image
 
     def finish(self) -> None:
-        """Count text files without an image; reduce lines to their boxes if all of them are poses, which no `kpt_shape`
-        tells."""
+        """Count text files without an image; reduce lines to boxes if all are poses, which no `kpt_shape` tells."""
         self._count_unused()
         if not _are_poses([long.values for long in self.long_lines]):
             self._take_as_polygons()
@@ -331,7 +328,7 @@ class _Reader:
         used = {*self.image_of, *(self._label_file(name) for name in self.files.names if not self.images.get(name))}
         for file in sorted({file for file in files if file.suffix.lower() == ".txt"} - used):
             with suppress(OSError):
-                if not is_hidden(file.name) and is_yolo_text(file):
+                if not is_hidden(file.name) and (not file.stat().st_size or is_yolo_text(file)):
                     self.data.leave_out("label files without an image", file.name)
 
     def _take_as_polygons(self) -> None:
