@@ -226,7 +226,7 @@ def test_sheet_shows_the_repaired_images(tmp_path, monkeypatch, capsys):
 # What is beside a box
 
 
-def test_rotation_of_cvat_beside_a_box_of_coco_is_that_of_its_xml(tmp_path):
+def test_rotation_of_cvat_beside_a_box_of_coco_or_voc_is_that_of_its_xml(tmp_path):
     draw(tmp_path / "pole.png", size=(200, 120))
     for degrees, expected in ((90.0, [90, 20, 20, 80]), (30.0, None), (0.0, [60, 50, 80, 20])):
         attributes = {"occluded": False, "rotation": degrees}
@@ -238,6 +238,15 @@ def test_rotation_of_cvat_beside_a_box_of_coco_is_that_of_its_xml(tmp_path):
         assert boxes(data) == boxes(xml) and expected in (None, boxes(data)[0])
         assert data.annotations[0]["segmentation"] == xml.annotations[0].get("segmentation", [])
         assert bool(degrees) == any("boxes turned by attributes.rotation" in note for note in data.notes)
+        box = "<bndbox><xmin>61</xmin><ymin>51</ymin><xmax>140</xmax><ymax>70</ymax></bndbox>"
+        rotation = f"<attributes><attribute><name>rotation</name><value>{degrees}</value></attribute></attributes>"
+        text = f"<annotation><object><name>cat</name>{box}{rotation}</object></annotation>"
+        voc = read_annotations(write(tmp_path / "pole.xml", text), tmp_path)
+        assert (
+            boxes(voc) == boxes(xml)
+            and voc.annotations[0].get("segmentation", []) == data.annotations[0]["segmentation"]
+        )
+        assert bool(degrees) == any("boxes turned by" in note for note in voc.notes)
         # What is written must not be turned again.
         write(tmp_path / "again.json", data.content)
         assert boxes(read_annotations(tmp_path / "again.json", tmp_path)) == boxes(data)
@@ -290,6 +299,17 @@ def test_poses_without_kpt_shape_are_boxes(tmp_path, lines):
     assert np.allclose(boxes(data), expected, atol=1e-3) and not any("segmentation" in a for a in data.annotations)
     reason = "poses, although no kpt_shape says so, of which only the box is read"
     assert len(data.left_out[reason]) == len(lines)
+
+
+def test_poses_that_do_not_fit_kpt_shape_are_an_error(tmp_path):
+    pose = ".5 .5 .4 .4 .4 .4 2 .6 .6 2 .5 .5 2 .45 .45 1"
+    path = yolo(tmp_path, pose, ".5 .5 .4 .4", ".5 .5 .4 .4 0.9")
+    path.write_text(path.read_text() + "kpt_shape: [4, 3]\n")
+    assert boxes(read_annotations(path)) == [[12, 6, 16, 8]] * 3
+    for line, count in ((".5 .5 .4 .4 .4 .4 .6 .6 .5 .5 .45 .45", 12), (f"{pose} 0.9", 17)):
+        write(tmp_path / "labels" / "a.txt", f"0 {pose}\n0 {line}\n")
+        with pytest.raises(DataError, match=rf"line 2: .*: got {count} numbers .*kpt_shape \[4, 3\] needs 16\."):
+            read_annotations(path)
 
 
 def test_polygons_are_not_taken_for_poses(tmp_path):
@@ -612,6 +632,30 @@ def test_vias_regions_are_read(tmp_path, kind):
         data = read_annotations(source, tmp_path)
         assert np.allclose(boxes(data), [BOXES[kind]], atol=1e-3) and [c["name"] for c in data.categories] == ["cat"]
         assert len(data.images) == 2 and {*data.left_out} == {"regions of the shape 'point'"}
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_images_of_one_name_in_via_are_told_apart_by_their_sizes(tmp_path, kind):
+    draw(tmp_path / "a.png")
+    size = (tmp_path / "a.png").stat().st_size
+    regions = [(number, {**SHAPES["rect"], "x": number % 7}, {"class": "cat"}) for number in (size + 1, size)]
+    if kind == "json":
+        project = {
+            f"a.png{number}": {
+                "filename": "a.png",
+                "size": number,
+                "regions": [{"shape_attributes": shape, "region_attributes": attributes}],
+            }
+            for number, shape, attributes in regions
+        }
+        source = write(tmp_path / "via.json", project)
+    else:
+        rows = [f'a.png,{n},"{_quoted(shape)}","{_quoted(attributes)}"\n' for n, shape, attributes in regions]
+        header = "filename,file_size,region_shape_attributes,region_attributes\n"
+        source = write(tmp_path / "via.csv", "".join([header, *rows]))
+    data = read_annotations(source, tmp_path)
+    assert boxes(data) == [[size % 7, 4, 20, 10]]
+    assert data.left_out == {"images that the file lists but the folder does not have": ["a.png"]}
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,28 @@ def test_split_of_coco_is_named_by_its_file(tmp_path, name, split):
     assert list(read_annotations(tmp_path).splits) == [split]
 
 
+@pytest.mark.parametrize(
+    ("files", "folder"),
+    [
+        (("annotations/instances_train2017.json", "annotations/instances_val2017.json"), "train2017"),
+        (("train/_annotations.coco.json", "valid/_annotations.coco.json"), "train"),
+    ],
+)
+def test_objects_of_a_split_of_coco_without_photos_are_not_on_those_of_another_one(tmp_path, files, folder):
+    draw_images(tmp_path, f"{folder}/1.jpg", f"{folder}/2.jpg")
+    for x, file in enumerate(files, start=1):
+        images = [{"id": k, "file_name": f"{k}.jpg", "width": 40, "height": 20} for k in (1, 2)]
+        objects = [{"id": k, "image_id": k, "category_id": 1, "bbox": [x, 2, 5, 5]} for k in (1, 2)]
+        content = {"images": images, "annotations": objects, "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / file, json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert data.splits == {"train": [1, 2]} and not data.notes
+    assert boxes(data) == [(f"{folder}/{k}.jpg", "cat", [1, 2, 5, 5]) for k in (1, 2)]
+    assert data.left_out == {
+        f"images that {files[1].rpartition('/')[2]} lists but the folder does not have": ["1.jpg", "2.jpg"]
+    }
+
+
 def test_splits_of_coco_may_share_the_folder_of_one(tmp_path):
     draw_images(tmp_path, "train/1.jpg", "train/2.jpg")
     for k, split in ((1, "train"), (2, "val")):
@@ -207,6 +229,21 @@ def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     data = read_annotations(tmp_path / "data.yaml")
     assert boxes(data) == [("train/images/a.jpg", "cat", [0, 0, 40, 20])]
     assert list(data.splits) == ["train", "val"] and "test" in data.notes[0]
+
+
+@pytest.mark.parametrize("source", ["data.yaml", "labels"])
+def test_labels_of_yolo_are_found_in_another_case_and_counted_without_an_image(tmp_path, source):
+    draw_images(tmp_path / "images", "A.jpg", "B.jpg", "C.jpg", "other.jpg")
+    for name in ("A.txt", "b.txt", "C.TXT", "d.txt", "E.TXT", "other.txt"):
+        write(tmp_path / "labels" / name, "0 0.5 0.5 0.5 0.5\n")
+    for name, text in {"README.txt": "cat\n", "classes.txt": "cat\n", "._A.txt": "cat\n", "empty.txt": ""}.items():
+        write(tmp_path / "labels" / name, text)
+    write(tmp_path / "train.txt", "".join(f"images/{name}.jpg\n" for name in "ABC"))
+    write(tmp_path / "data.yaml", "train: train.txt\nnames: [cat]\n")
+    data = read_annotations(tmp_path / source)
+    names = ["A.jpg", "B.jpg", "C.jpg", *["other.jpg"] * (source == "labels")]
+    assert [name.removeprefix("images/") for name, _, _ in boxes(data)] == names
+    assert data.left_out == {"label files without an image": ["E.TXT", "d.txt", "empty.txt"]}
 
 
 def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
@@ -278,6 +315,15 @@ def test_voc_with_a_zero_coordinate_counts_from_zero(tmp_path):
     voc(tmp_path, "a", ("dog", 0, 1, 10, 5))
     data = read_annotations(tmp_path)
     assert boxes(data) == [("a.jpg", "dog", [0, 1, 10, 4])] and "begin at 0" in data.notes[0]
+
+
+def test_fractions_in_voc_are_multiplied_and_do_not_count_from_one(tmp_path):
+    draw_images(tmp_path, "a.jpg", "b.jpg")
+    voc(tmp_path, "a", ("cat", 0.1, 0.1, 0.4, 0.3))
+    voc(tmp_path, "b", ("cat", 0, 0.0625, 1, 1.001))
+    data = read_annotations(tmp_path)
+    assert boxes(data) == [("a.jpg", "cat", [4, 2, 12, 4]), ("b.jpg", "cat", [0, 1.25, 40, 18.77])]
+    assert data.notes[0] == "no number is above 1, apart from rounding: the boxes are fractions of their image"
 
 
 def test_xml_with_entities_is_refused(tmp_path):
@@ -363,6 +409,18 @@ def test_csv_columns_are_recognized(tmp_path, text):
     assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]
 
 
+@pytest.mark.parametrize(("first", "scale"), [(1, (1, 1)), (0, (1, 1)), (1, (40, 20))])
+def test_corners_of_quadrilaterals_in_csv_are_polygons(tmp_path, first, scale):
+    draw_images(tmp_path, "a.jpg", "b.jpg")
+    polygons = {"a.jpg": [10, 5, 30, 5, 30, 15, 10, 15], "b.jpg": [10, 5, 30, 7, 28, 15, 8, 13]}
+    columns = [f"{axis}{k}" for k in range(first, first + 4) for axis in "xy"]
+    rows = [[name, *(value / scale[k % 2] for k, value in enumerate(p)), "cat"] for name, p in polygons.items()]
+    text = "\n".join(",".join(map(str, row)) for row in (["filename", *columns, "class"], *rows))
+    data = read_annotations(write(tmp_path / "boxes.csv", text))
+    assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10]), ("b.jpg", "cat", [8, 5, 22, 10])]
+    assert [annotation["segmentation"] for annotation in data.annotations] == [[p] for p in polygons.values()]
+
+
 @pytest.mark.parametrize("form", ['"[6.0, 8, 24, 10.0]"', "6 8 24 10", '"(6, 8, 24, 10)"', "[ 6.  8. 24. 10.]"])
 def test_a_column_that_holds_the_whole_box_is_read(tmp_path, form):
     draw_images(tmp_path / "train", "0.png", "1.png")
@@ -377,7 +435,7 @@ def test_a_column_that_holds_the_whole_box_is_read(tmp_path, form):
     )
     with pytest.raises(DataError, match="by which 2 of 2 boxes reach out of their images. If they are corners"):
         read_annotations(corners, tmp_path / "train")
-    with pytest.raises(DataError, match="train.csv line 2: the box is '6,8,24'; expected four numbers"):
+    with pytest.raises(DataError, match="train.csv line 2: the box is '6,8,24'; expected 4 numbers"):
         read_annotations(write(corners, 'file,label,bbox\n0.png,cat,"[6, 8, 24]"\n'), tmp_path / "train")
 
 
@@ -403,6 +461,21 @@ def test_tables_in_the_folders_of_splits_are_read(tmp_path):
         DataError, match=r"3 files \*.csv in its folders \(more/_annotations.csv, .*or one in each of the"
     ):
         read_annotations(tmp_path)
+
+
+@pytest.mark.parametrize("photos", [("valid/2.jpg",), ()])
+def test_missing_photos_of_a_split_are_not_those_of_another_one(tmp_path, photos):
+    draw_images(tmp_path, *(f"train/{k}.jpg" for k in range(3)), *photos)
+    for folder, x in (("train", 1), ("valid", 5)):
+        rows = "".join(f"{k}.jpg,cat,{x},2,{x + 9},12\n" for k in range(3))
+        write(tmp_path / folder / "_annotations.csv", f"filename,class,xmin,ymin,xmax,ymax\n{rows}")
+    data = read_annotations(tmp_path)
+    assert {name: bbox[0] for name, _, bbox in boxes(data)} == {
+        **{f"train/{k}.jpg": 1 for k in range(3)},
+        **dict.fromkeys(photos, 5),
+    }
+    assert len(data.annotations) == 3 + len(photos) and not data.notes
+    assert list(map(len, data.left_out.values())) == [3 - len(photos)]
 
 
 def test_ambiguous_csv_columns_are_an_error(tmp_path):

@@ -85,7 +85,10 @@ def test_predictions_are_read_if_nothing_is_annotated(tmp_path):
         ([task("1.png") | {"annotations": 5}], "task 7: its annotations are 5; expected a list"),
         ([task("1.png", result("polygonlabels", "cat", points=[[0, 0]]))], "task 7: a polygon has points"),
         ([{"id": 7, "annotations": [], "data": {"text": "a dog"}}], "task 7: its data names no image"),
-        ([task("gone.png")], "none of its images is below"),
+        (
+            [task("gone.png")],
+            r"has no usable image below '.*': left out 1 images that the JSON lists but.*, such as gone.png\. Give",
+        ),
     ],
 )
 def test_errors_name_the_task(tasks, message, tmp_path):

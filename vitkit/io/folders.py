@@ -281,19 +281,17 @@ class ImageFiles:
         if not names:
             raise DataError(f"images: '{folder}' contains no images ({', '.join(FORMATS)}).")
         self._by_key: dict[str, list[str]] = {}
-        for name in self.names:
+        for name in (*self.names, *self.arrays):
             path = PurePosixPath(one_form(name))
-            for key in {str(path), str(path.with_suffix("")), path.name, path.stem}:
-                self._by_key.setdefault(key, []).append(name)
-        for name in self.arrays:
-            for key in {one_form(name), PurePosixPath(one_form(name)).name}:
+            stems = () if path.suffix.lower() == ".npy" else (str(path.with_suffix("")), path.stem)
+            for key in {str(path), path.name, *stems}:
                 self._by_key.setdefault(key, []).append(name)
         folders = {name.rpartition("/")[0] for name in (*self.names, *self.arrays)}
         self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
         """The splits that have a folder."""
         self._folders = [one_form(part) for part in folder.resolve().parts]
         self._named: dict[tuple[str, str | None], tuple[int, str]] = {}
-        """File and split -> how many folders of the path that names it agree with its own, and that path."""
+        """File and split (None: `expect`) -> how many folders of the path that names it are its own, and that path."""
 
     def expect(self, listed: Iterable[Sequence[str]]) -> None:
         """Look at all names that will be asked for, each with its alternatives: of several paths for one file, the one
@@ -323,7 +321,8 @@ class ImageFiles:
             return None
         file, agreement, path = found
         most, other = self._named.setdefault((file, split), (agreement, path))
-        if agreement < most:  # the photo of another folder, which is not there
+        # Otherwise it is the photo of another folder, which is not there.
+        if agreement < max(most, self._named.get((file, None), (0, ""))[0]):
             return None
         if other != path:
             raise DataError(

@@ -52,6 +52,23 @@ def test_boxes_in_another_format_are_recognized_and_fixed(tmp_path, order, fract
     assert not wrong_scale(data) and likely_order(data) == "xywh"
 
 
+@pytest.mark.parametrize("scale", [(WIDTH, HEIGHT), (1, 1)])
+def test_polygons_and_keypoints_that_are_fractions_are_multiplied_with_the_boxes(tmp_path, scale):
+    data = dataset(tmp_path, num_boxes=1)
+    polygon, points = [12, 8, 48, 8, 48, 32], [18, 12, 2, 0, 0, 0, 24, 16, 1]
+    factors = (*scale, 1)
+    data.annotations[0] |= dict(
+        bbox=[0.1, 0.1, 0.3, 0.3],
+        area=0.045 if scale[0] > 1 else 432,
+        segmentation=[[value / scale[k % 2] for k, value in enumerate(polygon)]],
+        keypoints=[value / factors[k % 3] for k, value in enumerate(points)],
+    )
+    assert FIXES["fractions"][0](data) == 1
+    (fixed,) = data.annotations
+    assert fixed["bbox"] == [12, 8, 36, 24] and fixed["area"] == 432
+    assert fixed["segmentation"] == [polygon] and fixed["keypoints"] == points
+
+
 def test_few_or_correct_boxes_are_left_unchanged(tmp_path):
     data = dataset(tmp_path, num_boxes=3)
     data.annotations[0]["bbox"] = [100, 60, 30, 30]  # reaches out of the image, as real boxes may

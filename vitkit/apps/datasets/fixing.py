@@ -14,7 +14,7 @@ from vitkit.errors import DataError
 from vitkit.io.coco_schema import MAX_OUTSIDE, AnnotationChecks, is_box, is_number
 from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
-from vitkit.io.segmentations import round_pixels
+from vitkit.io.segmentations import polygon_area, round_pixels
 from vitkit.text_format import fold_name
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
@@ -112,11 +112,29 @@ def _image_sides(data: AnnotatedImages) -> np.ndarray:
 
 
 def fix_fractions(data: AnnotatedImages) -> int:
-    """Multiply the boxes by the sizes of their images; return the number of boxes changed."""
+    """Multiply the boxes, and polygons and keypoints that are fractions too, by the sizes of their images; return the
+    number of boxes changed."""
     for annotation, (width, height) in zip(data.annotations, _image_sides(data).tolist()):
-        x, y, box_width, box_height = annotation["bbox"]
-        _set_box(annotation, [x * width, y * height, box_width * width, box_height * height])
+        _set_box(annotation, _multiply(annotation["bbox"], (width, height)))
+        polygons, keypoints = annotation.get("segmentation"), annotation.get("keypoints")
+        if polygons and isinstance(polygons, list) and all(_are_fractions(polygon, 2) for polygon in polygons):
+            polygons = [_multiply(polygon, (width, height)) for polygon in polygons]
+            annotation |= dict(segmentation=polygons, area=round_pixels(sum(map(polygon_area, polygons))))
+        if _are_fractions(keypoints, 3):
+            annotation["keypoints"] = _multiply(keypoints, (width, height, 1))
     return len(data.annotations)
+
+
+def _are_fractions(numbers: Any, count: int) -> bool:
+    """Return whether the first two of every `count` numbers are fractions; the third may be a visibility."""
+    if not isinstance(numbers, list) or not all(map(is_number, numbers)):
+        return False
+    return all(value <= MAX_FRACTION for k, value in enumerate(numbers) if k % count < 2)
+
+
+def _multiply(numbers: Sequence[float], factors: Sequence[float]) -> list[float]:
+    """Multiply numbers by factors, which repeat."""
+    return [round_pixels(value * factors[k % len(factors)]) for k, value in enumerate(numbers)]
 
 
 def _fix_order(data: AnnotatedImages, order: str) -> int:

@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
-from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.detecting import FORMATS, detect_format
 from vitkit.data.formats.exporters import IGNORED, is_ignored
 from vitkit.data.formats.sizes import fit_images
@@ -51,9 +51,9 @@ def read_annotations(
     format = format or detect_format(annotations, images)
     data = FORMATS[format].read(annotations, images)
     if not data.images:
-        unreadable = data.left_out.get(UNREADABLE)
-        reason = f"{len(unreadable)} cannot be read: {unreadable[0]}" if unreadable else "Correct the path."
-        raise DataError(f"annotations: '{annotations}' has no usable image. {reason}")
+        reasons = (f"left out {len(names)} {reason}, such as {names[0]}" for reason, names in data.left_out.items())
+        where = f"'{annotations}' has no usable image below '{data.folder}'"
+        raise DataError(f"annotations: {where}: {'; '.join(reasons) or 'it names none'}. Give the images' folder.")
     if data.categories:
         raise_issues(detection_issues(data.content), annotations.name)
     check_inside(data.folder, (i["file_name"] for i in data.images), annotations.name, allow_outside=allow_outside)

@@ -129,11 +129,12 @@ class AnnotatedImages:
         fields.setdefault("area", round_pixels(bbox[2] * bbox[3]))
         self.annotations.append({**entry, "bbox": bbox, "iscrowd": 0, **fields})
 
-    def leave_out(self, reason: str, name: str) -> None:
-        """Record something that cannot be used, or that the target format cannot hold."""
-        # A stranger's text may be as long as its file.
-        short = name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "…"
-        self.left_out.setdefault(reason, []).append(short.replace("\n", "\\n"))
+    def leave_out(self, reason: str, *names: str) -> None:
+        """Record what cannot be used, or what the target format cannot hold."""
+        for name in names:
+            # A stranger's text may be as long as its file.
+            short = name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "…"
+            self.left_out.setdefault(reason, []).append(short.replace("\n", "\\n"))
 
     def sort_classes(self) -> None:
         """Number the classes by name, from 1, for formats that have no order of classes."""
@@ -205,10 +206,13 @@ def read_head(path: Path) -> bytes:
         return file.read(_HEAD)
 
 
-def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None) -> dict | None:
-    """Add an image with the size read from its file; return its entry, or None if the file cannot be read."""
+def add_image_file(
+    data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None, *, size: tuple[Any, Any] = (0, 0)
+) -> dict | None:
+    """Add an image with its (width, height), read from its file if `size` is not one; return its entry, or None if the
+    file cannot be read."""
     try:
-        width, height = files.size(name)
+        width, height = size if all(type(side) is int and side > 0 for side in size) else files.size(name)
     except DataError as error:
         data.leave_out(UNREADABLE, str(error))
         return None

@@ -47,15 +47,15 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
         part: [entry.get("id") for c, _ in contents.values() for entry in c[part]] for part in ("images", "annotations")
     }
     keeps = {part for part, listed in ids.items() if None not in listed and len({*listed}) == len(listed)}
-    for path, split in split_of.items():
+    taken: set[str] = set()
+    # Splits with a folder come first: others' images may be in it, but not those that are listed by the folder's split.
+    for path, split in sorted(split_of.items(), key=lambda item: item[1] not in files.splits):
         content, notes = contents[path]
         data.notes += [f"{path.name}: {note}" for note in notes]
         if data.categories and data.categories != content["categories"]:
             raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
-        # The images of a split without a folder of its own may be in that of another one.
-        other_splits = {*split_of.values()} - {split} if split in files.splits else set()
-        _add_file(data, files, path, content, split, other_splits, keeps)
+        _add_file(data, files, path, content, split, {*split_of.values()} - {split}, keeps, taken)
     return data
 
 
@@ -97,18 +97,23 @@ def _add_file(
     split: str,
     other_splits: set[str],
     keeps: Set[str],
+    taken: set[str],
 ) -> None:
-    """Add a file's images and annotations, under new ids unless `keeps` has "images" or "annotations"."""
+    """Add a file's images and annotations, under new ids unless `keeps` has "images" or "annotations"; those of a split
+    with a folder are put into `taken`, and others' are not among these."""
     inside = path.parent.relative_to(data.source).as_posix()
+    has_folder = split in files.splits
     ids = {}
     for image in content["images"]:
         listed = image["file_name"]
         # The splits may have images of the same names.
         names = (f"{inside}/{listed}", f"{split}/{listed}", listed)
-        name = files.find(*names, split=split, other_splits=other_splits)
-        if name is None:
+        name = files.find(*names, split=split, other_splits=other_splits if has_folder else set())
+        if name is None or (not has_folder and name in taken):
             data.leave_out(f"images that {path.name} lists but the folder does not have", listed)
             continue
+        if has_folder:
+            taken.add(name)
         new_id = image["id"] if "images" in keeps else len(data.images) + 1
         ids[image["id"]] = new_id
         data.images.append({"id": new_id, "file_name": name, "width": image["width"], "height": image["height"]})

@@ -5,10 +5,10 @@ width and height, as TensorFlow writes them, are the size that it was annotated 
 """
 
 import csv
-import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.data.formats.sizes import MAX_FRACTION
@@ -16,7 +16,7 @@ from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles, data_files, split_of
 from vitkit.io.parsing import coordinate
-from vitkit.io.segmentations import is_side
+from vitkit.io.segmentations import is_side, polygon_fields
 
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
 _CLASS = ("class", "label", "category", "class_name", "name", "labelname", "category_name")
@@ -28,10 +28,12 @@ _CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x0", "y0", "x1", "y1"), ("x1", "
 _SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"),
           ("xmin", "ymin", "w", "h"))  # fmt: skip
 _CENTERS = (("cx", "cy", "w", "h"), ("x_center", "y_center", "width", "height"), ("xc", "yc", "w", "h"))
+_QUADRILATERALS = [[f"{axis}{k}" for k in range(first, first + 4) for axis in "xy"] for first in (0, 1)]
 _LISTS = (("bbox",), ("box",), ("bounding_box",))
 """Columns that hold the whole box, "[x, y, width, height]", as in Kaggle's tables."""
 _IMAGE_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"),
                 ("imagewidth", "imageheight"), ("imgwidth", "imgheight"))  # fmt: skip
+_NUMBER = re.compile(r"\s*[-+]?\d*\.?\d*([eE][-+]?\d+)?\s*")
 _NO_HEADER = ("file", "xmin", "ymin", "xmax", "ymax", "class")
 
 
@@ -55,11 +57,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     by_name: dict[str, dict | None] = {}
     for table in tables:
         _add_table(data, files, table, by_name)
-    for name in files.names:
-        if name not in by_name:
-            data.leave_out("images that are in no line", name)
-    if not data.images:
-        raise DataError(f"'{tables[0].path}': none of its images is below '{files.folder}'. Give the images' folder.")
+    data.leave_out("images that are in no line", *(name for name in files.names if name not in by_name))
     data.sort_classes()
     return data
 
@@ -142,16 +140,22 @@ def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name:
             continue
         label = row[class_column] if class_column else "object"
         label = data.strip_name(label, f"{path.name} line {number}: the class")
-        width, height = (image["width"], image["height"]) if fractions else (1, 1)
-        box = [min(value, 1.0) for value in box] if fractions else box
-        a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
-        xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
-        if min(xywh[2:]) < 0:
+        sides = (image["width"], image["height"])
+        fields = _fields([min(value, 1.0) * sides[k % 2] for k, value in enumerate(box)] if fractions else box, order)
+        if min(fields["bbox"][2:]) < 0:
             raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Swap its ends.")
-        data.add_object(image["id"], label, xywh, iscrowd=int(row.get(_GROUP, "").strip() in ("1", "true", "True")))
+        data.add_object(image["id"], label, **fields, iscrowd=int(row.get(_GROUP, "").strip() in ("1", "true", "True")))
     if len(boxes) == 1:
         data.notes.append(f"the column {boxes[0]!r} is read as [x, y, width, height]")
         _check_sizes(data, num_before, f"{path.name}: the column {boxes[0]!r}")
+
+
+def _fields(numbers: Sequence[float], order: str) -> dict[str, Any]:
+    """Return the `bbox`, and `segmentation` if it has one, of an object in pixels."""
+    if order == "polygon":
+        return polygon_fields([numbers])
+    a, b, c, d = numbers
+    return {"bbox": {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]}
 
 
 def _check_sizes(data: AnnotatedImages, start: int, context: str) -> None:
@@ -211,7 +215,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
     if not lines:
         raise DataError(f"annotations: '{path}' is empty. Expected a line for each box.")
     first = lines[0][1]
-    if len(first) == len(_NO_HEADER) and all(_is_number(text) or not text for text in first[1:5]):
+    if len(first) == len(_NO_HEADER) and all(_NUMBER.fullmatch(text) or not text for text in first[1:5]):
         columns = list(_NO_HEADER)
     else:
         columns = [name.strip().lower() for name in first]
@@ -225,7 +229,9 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
 
 
 def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str]:
-    """Return the columns of the box and their order: "xyxy", "xywh" or "cxcywh"."""
+    """Return the columns of the box and their order: "xyxy", "xywh", "cxcywh" or "polygon"."""
+    if corners := next((names for names in _QUADRILATERALS if {*names} <= {*columns}), None):
+        return corners, "polygon"
     options = [("xyxy", _CORNERS), ("xywh", _SIZES), ("cxcywh", _CENTERS)]
     if not any({*names} <= {*columns} for _, groups in options for names in groups):
         options = [("xywh", _LISTS)]
@@ -251,19 +257,13 @@ def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path)
 
 
 def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[float] | None:
-    """Return the four numbers of a line, or None if all of them are empty."""
+    """Return the numbers of a line's box or polygon, or None if all of them are empty."""
     texts = [row[name].strip() for name in columns]
     if len(texts) == 1:
         texts = texts[0].strip("[]() ").replace(",", " ").replace(";", " ").split()
     if not any(texts):
         return None
-    if len(texts) != 4 or not all(map(_is_number, texts)):
-        raise DataError(f"{context}: the box is {','.join(texts)!r:.200}; expected four numbers. Correct it.")
+    count = max(4, len(columns))
+    if len(texts) != count or not all(map(_NUMBER.fullmatch, texts)):
+        raise DataError(f"{context}: the box is {','.join(texts)!r:.200}; expected {count} numbers. Correct it.")
     return [coordinate(text, f"{context}: a number of the box") for text in texts]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

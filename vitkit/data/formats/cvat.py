@@ -38,7 +38,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         annotations: the file, or the folder that contains it.
         images: folder of the images; None: `images` beside the file, or the file's folder.
     Raises:
-        DataError: the file is invalid, is of videos, or none of its images exists.
+        DataError: the file is invalid, or is of videos.
     """
     path = single_file(annotations, "*.xml")
     root = read_xml(path)
@@ -89,8 +89,6 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
             if limbs := drawn.get(category["name"]):
                 category["skeleton"] = [[names.index(point) + 1 for point in limb] for limb in limbs]
             _complete(data.annotations, category)
-    if not data.images:
-        raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     return data
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -106,7 +106,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
             if foreign := next((text for mark, text in _FOREIGN.items() if mark in data), None):
                 raise DataError(f"annotations: '{path}' is {foreign}.")
     else:
-        formats = dict(_formats_of(data_files(path)))
+        formats = _formats_of(data_files(path))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
         formats = _detect_label_images(path)
     if len(formats) == 1:
@@ -156,19 +156,16 @@ def _check_for_captions(path: Path) -> None:
                 )
 
 
-def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Yield each format that a file appears to have, with the first such file."""
+def _formats_of(paths: list[Path]) -> dict[str, str]:
+    """Return each format that a file appears to have, with the name of the first such file."""
+    formats: dict[str, str] = {}
     for suffix in _SUFFIXES:
         files = (path for path in paths if path.suffix.lower() == suffix and path.is_file())
-        seen = set()
         for path in itertools.islice(files, _MAX_SNIFFED):
-            try:
-                name = _format_of(path, suffix)
-            except (OSError, DataError):
-                continue
-            if name and name not in seen:
-                seen.add(name)
-                yield name, path.name
+            with suppress(OSError, DataError):
+                if name := _format_of(path, suffix):
+                    formats.setdefault(name, path.name)
+    return formats
 
 
 def _format_of(path: Path, suffix: str) -> str | None:

@@ -45,7 +45,7 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
             a folder of all pages.
         images: folder of the images; None: `images` beside the file, or the file's folder.
     Raises:
-        DataError: the file is invalid, or none of its images exists.
+        DataError: the file is invalid.
     """
     path, tasks, notes = _read_tasks(annotations)
     beside = path.parent / "images"
@@ -76,8 +76,6 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
             data.leave_out("further annotations of an image that several people have labeled", listed)
         split = split_of(str(task["data"].get("split")))
         _add_task(data, files, name, split, results[0].get("result"), context)
-    if not data.images:
-        raise DataError(f"annotations: '{path}': none of its images is below '{files.folder}' and labeled.")
     data.sort_classes()
     return data
 

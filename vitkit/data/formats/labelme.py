@@ -20,7 +20,7 @@ from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles, data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
-from vitkit.io.segmentations import ellipse_polygon, is_side, polygon_fields, region_annotation
+from vitkit.io.segmentations import ellipse_polygon, polygon_fields, region_annotation
 
 _NO_OBJECTS = ("__ignore__", "_background_")
 _FOUR_POINTS = ("oriented_rectangle", "rotation", "quadrilateral")
@@ -42,7 +42,7 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
         annotations: the folder of the files, or one file.
         images: folder of the images; None: the folder of the files.
     Raises:
-        DataError: a file is invalid, or none has an image.
+        DataError: a file is invalid.
     """
     single = annotations if annotations.is_file() else None
     folder = annotations.parent if single else annotations
@@ -65,23 +65,15 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.leave_out("JSON files without an image", path.name)
             continue
         _add_file(data, files, name, path, content)
-    if not data.images:
-        raise DataError(f"'{annotations}': no JSON file has its image below '{files.folder}'. Give their folder.")
     used = {image["file_name"] for image in data.images}
-    for name in files.names if single is None else ():
-        if name not in used:
-            data.leave_out("images without a JSON file", name)
+    if single is None:
+        data.leave_out("images without a JSON file", *(name for name in files.names if name not in used))
     data.sort_classes()
     return data
 
 
 def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, content: Mapping[str, Any]) -> None:
-    width, height = content.get("imageWidth"), content.get("imageHeight")
-    if is_side(width) and is_side(height):
-        data.add_image(name, width, height)
-        image = data.images[-1]
-    else:
-        image = add_image_file(data, files, name)
+    image = add_image_file(data, files, name, size=(content.get("imageWidth"), content.get("imageHeight")))
     if image is None:
         return
     check_count(len(content["shapes"]), f"annotations: '{path}'")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
 from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles
+from vitkit.io.image_files import open_regular, size_of
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import class_name, coordinate
 from vitkit.io.segmentations import ellipse_polygon, polygon_fields
@@ -27,6 +28,8 @@ class _ViaRegion(NamedTuple):
 
     listed: str
     """The name of the image's file."""
+    size: Any
+    """The number of bytes of the image's file, by which VIA tells files of one name apart."""
     shape: Any
     """None: the image has no region."""
     attributes: Any
@@ -46,7 +49,7 @@ def read_via(annotations: Path, images: Path | None) -> AnnotatedImages:
         annotations: the file, or a folder with one JSON file.
         images: folder of the images; None: that of the file.
     Raises:
-        DataError: the file is invalid, its regions have no class, or none of its images exists.
+        DataError: the file is invalid, or its regions have no class.
     """
     path = single_file(annotations, "*.json")
     content = read_json(path)
@@ -64,9 +67,9 @@ def read_via(annotations: Path, images: Path | None) -> AnnotatedImages:
             if not isinstance(region, dict):
                 raise DataError(f"{context} is {str(region)[:80]!r}; expected an object. Export it again from VIA.")
             shape, attributes = (region.get(f"{part}_attributes") or {} for part in ("shape", "region"))
-            regions.append(_ViaRegion(listed, shape, attributes, context))
+            regions.append(_ViaRegion(listed, entry.get("size"), shape, attributes, context))
         if not inside:
-            regions.append(_ViaRegion(listed, None, None, path.name))
+            regions.append(_ViaRegion(listed, entry.get("size"), None, None, path.name))
     return _read(regions, annotations, images or path.parent)
 
 
@@ -76,7 +79,8 @@ def read_via_rows(rows: Iterable[tuple[int, Mapping[str, str]]], annotations: Pa
     for number, row in rows:
         context = f"{annotations.name} line {number}"
         shape, attributes = (_parse(row.get(name) or "{}", context) for name in (SHAPES, "region_attributes"))
-        regions.append(_ViaRegion(row.get("filename") or row.get("#filename", ""), shape or None, attributes, context))
+        listed, size = row.get("filename") or row.get("#filename", ""), row.get("file_size")
+        regions.append(_ViaRegion(listed, size, shape or None, attributes, context))
     return _read(regions, annotations, images)
 
 
@@ -92,8 +96,12 @@ def _read(regions: list[_ViaRegion], annotations: Path, images: Path) -> Annotat
     data = AnnotatedImages("via", annotations, files.folder)
     by_name: dict[str, dict | None] = {}
     key = _class_key(regions)
+    counts = Counter(listed for listed, _ in {(region.listed, str(region.size)) for region in regions})
     for region in regions:
         name = files.find(region.listed) if region.listed else None
+        if name is not None and counts[region.listed] > 1:
+            with open_regular(files.folder / name, "images") as file:
+                name = name if str(region.size) == str(size_of(file)) else None
         if name is None:
             data.leave_out("images that the file lists but the folder does not have", region.listed or region.context)
             continue
@@ -107,8 +115,6 @@ def _read(regions: list[_ViaRegion], annotations: Path, images: Path) -> Annotat
             data.leave_out(f"regions of the shape {kind!r:.50}", region.context)
             continue
         data.add_object(image["id"], _label(region, key), **_FIELDS[kind](region))
-    if not data.images:
-        raise DataError(f"'{annotations}': none of its images is below '{files.folder}'. Give the images' folder.")
     data.sort_classes()
     return data
 

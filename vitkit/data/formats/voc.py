@@ -1,32 +1,29 @@
 """Pascal VOC: one XML file per image, with boxes in pixels (http://host.robots.ox.ac.uk/pascal/VOC/).
 
 Coordinates begin at 1 and both ends belong to the box, as VOC defines it. In a dataset where a coordinate is 0, they
-are taken to begin at 0 with exclusive ends, as some tools write them. Classes are in the order of classes.txt, if it
-exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
+are taken to begin at 0 with exclusive ends, as some tools write them, and so are fractions. Classes are in the order of
+classes.txt, if it exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
+
+import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import parse_class_file
+from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles, data_files, one_form, split_folders, split_of
 from vitkit.io.parsing import coordinate, read_xml
+from vitkit.io.segmentations import rotate_box
 from vitkit.io.text_files import read_lines
 
 _FLAGS = ("difficult", "truncated", "occluded")
+_ROTATION = "attributes/attribute[name='rotation']/value"
+"""Where CVAT writes by how many degrees a box is turned."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
-class _VocObject(NamedTuple):
-    """A box of an object."""
-
-    element: ElementTree.Element
-    corners: tuple[float, ...]
-    """xmin, ymin, xmax, ymax as in the file."""
 
 
 def is_voc_file(path: Path) -> bool:
@@ -42,7 +39,7 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         annotations: folder of the XML files, or its parent (VOCdevkit/VOC2012).
         images: folder of the images; None: JPEGImages beside the XML files' folder, or that folder itself.
     Raises:
-        DataError: a file is invalid, or none has an image.
+        DataError: a file is invalid.
     """
     single = annotations if annotations.is_file() else None
     folder = annotations.parent if single else annotations
@@ -56,9 +53,12 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     paths = [single] if single else [path for path in data_files(folder) if path.suffix.lower() == ".xml"]
     roots = {path: read_xml(path) for path in paths}
     objects = {path: _objects(root, path) for path, root in roots.items()}
-    origin = 1
-    if any(min(obj.corners[:2]) <= 0 for of_file in objects.values() for obj in of_file):
-        origin = 0
+    corners = np.array([numbers for of_file in objects.values() for _, numbers in of_file]).reshape(-1, 4)
+    fractions = bool(corners.max(initial=0) <= MAX_FRACTION and (corners % 1).any())
+    origin = int(not fractions and (corners[:, :2] > 0).all())
+    if fractions:
+        data.notes.append("no number is above 1, apart from rounding: the boxes are fractions of their image")
+    elif not origin:
         data.notes.append("coordinates begin at 0, not at 1 as VOC defines: the ends do not belong to the boxes")
     listed = _read_classes(folder)
     for name in listed:
@@ -75,12 +75,11 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.leave_out("XML files without an image", path.name)
             continue
         used.add(name)
-        _add_file(data, files, name, path, root, objects[path], origin)
-    for name in files.names if single is None else ():
-        if name not in used:
-            data.leave_out("images without an XML file", name)
-    if not data.images:
-        raise DataError(f"'{annotations}': no XML file has its image below '{images}'. Give the images' folder.")
+        _add_file(data, files, name, path, root, objects[path], origin, fractions)
+    if single is None:
+        data.leave_out("images without an XML file", *(name for name in files.names if name not in used))
+    if turned := sum("segmentation" in annotation for annotation in data.annotations):
+        data.notes.append(f"boxes turned by the attribute rotation, as CVAT writes it, which became polygons: {turned}")
     if not listed:
         data.sort_classes()
     _add_splits(data, folder.parent)
@@ -93,18 +92,18 @@ def _add_file(
     name: str,
     path: Path,
     root: ElementTree.Element,
-    objects: Iterable[_VocObject],
+    objects: Iterable[tuple[ElementTree.Element, list[float]]],
     origin: int,
+    fractions: bool,
 ) -> None:
-    size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
-    if all(side.is_integer() and side > 0 for side in map(float, size)):
-        data.add_image(name, *map(int, size))
-        image = data.images[-1]
-    else:
-        image = add_image_file(data, files, name)
-    for obj, (x0, y0, x1, y1) in objects:
+    width, height = (_number(root, f"size/{side}", path, default=0) for side in ("width", "height"))
+    size = (int(width), int(height))
+    image = add_image_file(data, files, name, size=size if size == (width, height) else (0, 0))
+    for obj, corners in objects:
         if image is None:
             return
+        sides = (image["width"], image["height"]) if fractions else (1, 1)
+        x0, y0, x1, y1 = (corner * side for corner, side in zip(corners, sides * 2))
         label = data.strip_name(_text(obj, "name", path), f"annotations: '{path}': the name of an object")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
         for shape in obj.iterfind("polygon"):
@@ -112,18 +111,21 @@ def _add_file(
         box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:
             raise DataError(f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Swap its ends.")
-        data.add_object(image["id"], label, box, **flags)
+        fields = {"bbox": box}
+        if (degrees := _number(obj, _ROTATION, path, default=0)) % 360:
+            fields = rotate_box(box[0], box[1], box[0] + box[2], box[1] + box[3], degrees)
+        data.add_object(image["id"], label, **fields, **flags)
 
 
-def _objects(root: ElementTree.Element, path: Path) -> list[_VocObject]:
-    """Return every box of every object: some tools write all boxes of a class into one object."""
+def _objects(root: ElementTree.Element, path: Path) -> list[tuple[ElementTree.Element, list[float]]]:
+    """Return the object and the corners of each box: some tools write all boxes of a class into one object."""
     objects = []
     for obj in root.iter("object"):
         boxes = obj.findall("bndbox")
         if not boxes:
             others = ", ".join(child.tag for child in obj)[:100] or "nothing"
             raise DataError(f"annotations: '{path}': an object has no bndbox, but {others}. Export it with boxes.")
-        objects += [_VocObject(obj, tuple(_number(box, corner, path) for corner in _CORNERS)) for box in boxes]
+        objects += [(obj, [_number(box, corner, path) for corner in _CORNERS]) for box in boxes]
     return objects
 
 

@@ -10,6 +10,8 @@ import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from os.path import exists
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -75,22 +77,14 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
         images = sibling if labels.name == "labels" and sibling.is_dir() else labels
     files = ImageFiles(images)
     data = AnnotatedImages("yolo", annotations, images)
-    reader = _Reader(data, files, _settings_near(labels), labels)
+    reader = _Reader(data, files, _settings_near(labels), labels, labels)
     tops = {name.partition("/")[0] for name in files.names if "/" in name}
     splits = split_folders(tops)
-    used = set()
     for name in files.names:
-        path = PurePosixPath(name)
-        label_file = reader.label_file(images / name, labels, path)
-        used.add(label_file)
         # Images beside the folders of the splits belong to none of them.
-        reader.add(name, label_file, splits.get(path.parts[0]) if splits.keys() == tops else None)
+        reader.add(name, splits.get(name.partition("/")[0]) if splits.keys() == tops else None)
     reader.finish()
-    others = {path for path in data_files(labels) if path.suffix == ".txt"} - used
-    for file in sorted(others):
-        if file.name not in _NAME_FILES and not file.name.startswith("README"):
-            data.leave_out("label files without an image", file.name)
-    if used == {None}:
+    if data.images and not reader.image_of:
         raise DataError(
             f"'{labels}' has no label files for the images in '{images}', such as '{PurePosixPath(files.names[0]).stem}"
             ".txt'. Give the two folders that belong together."
@@ -114,7 +108,7 @@ def _read_lists(path: Path, lists: Mapping[str, Path], images: Path | None) -> A
     root = images or path.parent
     data = AnnotatedImages("yolo", path, root)
     files = ImageFiles(root)
-    reader = _Reader(data, files, {}, path.parent)
+    reader = _Reader(data, files, {}, path.parent, path.parent)
     for subset, file in lists.items():
         split = split_of(subset)
         for _, line in read_lines(file, "annotations", remedy="Expected an image's path in each line."):
@@ -122,12 +116,10 @@ def _read_lists(path: Path, lists: Mapping[str, Path], images: Path | None) -> A
             if name is None:
                 data.leave_out(f"images that {file.name} lists but the folder does not have", line)
                 continue
-            image = reader.add(name, reader.label_file(root / name, path.parent, PurePosixPath(name)), split)
+            image = reader.add(name, split)
             if image is not None and split is None:
                 data.recordings[image["id"]] = f"subset {subset}"
-    for name in files.names:
-        if name not in reader.images:
-            data.leave_out("images that no list names", name)
+    data.leave_out("images that no list names", *(name for name in files.names if name not in reader.images))
     reader.finish()
     return data
 
@@ -152,8 +144,7 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     root = images or path.parent
     data = AnnotatedImages("yolo", path, root)
     files = ImageFiles(root)
-    reader = _Reader(data, files, settings, path.parent)
-    has_labels = False
+    reader = _Reader(data, files, settings, path.parent, None)
     for key, value in settings.items():
         split = split_of(key)
         if split is None:
@@ -172,12 +163,10 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
                     "the folder that it is relative to as the images."
                 )
             for name in names:
-                label_file = reader.label_file(root / name, None, PurePosixPath(name))
-                has_labels |= label_file is not None
-                reader.add(name, label_file, split)
+                reader.add(name, split)
     if not data.images:
         raise DataError(f"{path.name}: has neither train nor val; expected folders of images. Add them.")
-    if not has_labels:
+    if not reader.image_of:
         raise DataError(
             f"{path.name}: no image has a label file, a .txt in `labels` beside `images`, or beside the image. Put "
             "the label files there."
@@ -251,8 +240,10 @@ class _Long(NamedTuple):
 class _Reader:
     """Adds images, with the objects of their text files, to a dataset."""
 
-    def __init__(self, data: AnnotatedImages, files: ImageFiles, settings: Mapping[str, Any], folder: Path):
-        self.data, self.files = data, files
+    def __init__(
+        self, data: AnnotatedImages, files: ImageFiles, settings: Mapping[str, Any], folder: Path, labels: Path | None
+    ):
+        self.data, self.files, self.labels = data, files, labels
         self.images: dict[str, dict[str, Any] | None] = {}
         """The images that were added, by name; None for those that cannot be read."""
         self.long_lines: list[_Long] = []
@@ -277,29 +268,27 @@ class _Reader:
         for category in data.categories:
             category.update(self.keypoint_fields)
 
-    def label_file(self, image: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
+    def _label_file(self, name: str) -> Path | None:
         """Return an image's text file: in the folder of labels, in `labels` beside `images`, or beside the image."""
-        candidates = [] if labels is None else [labels / name.with_suffix(".txt"), labels / f"{name.stem}.txt"]
+        path, image = PurePosixPath(name), self.files.folder / name
+        candidates = [] if self.labels is None else [self.labels / path, self.labels / path.name]
         parts = image.parts
         if "images" in parts[:-1]:
             k = len(parts) - 1 - parts[::-1].index("images", 1)
-            candidates.append(Path(*parts[:k], "labels", *parts[k + 1 :]).with_suffix(".txt"))
-        candidates.append(image.with_suffix(".txt"))
-        if exact := next((file for file in candidates if file.is_file()), None):
-            return exact
-        if str(name).isascii():
-            return None
-        return next(filter(None, map(self._in_other_form, candidates)), None)
+            candidates.append(Path(*parts[:k], "labels", *parts[k + 1 :]))
+        candidates = [file.with_suffix(".txt") for file in (*candidates, image)]
+        exact = (file for file in candidates if file.is_file())
+        return next(chain(exact, filter(None, map(self._in_other_form, candidates))), None)
 
     def _in_other_form(self, file: Path) -> Path | None:
-        """Return the file whose name is the same but for its Unicode form."""
+        """Return the file whose name is the same but for its case and Unicode form."""
         folder = file.parent
         if folder not in self.label_names:
             entries = folder.iterdir() if folder.is_dir() else ()
-            self.label_names[folder] = {one_form(entry.name): entry for entry in entries}
-        return self.label_names[folder].get(one_form(file.name))
+            self.label_names[folder] = {one_form(entry.name).casefold(): entry for entry in entries}
+        return self.label_names[folder].get(one_form(file.name).casefold())
 
-    def add(self, name: str, label_file: Path | None, split: str | None) -> dict[str, Any] | None:
+    def add(self, name: str, split: str | None) -> dict[str, Any] | None:
         """Add an image, with its objects if it has a text file, unless it was added for another split; return its
         entry."""
         is_new = name not in self.images
@@ -308,7 +297,7 @@ class _Reader:
         image = self.images[name]
         if image is not None and split is not None:
             self.data.add_to_split(image["id"], split)
-        if image is not None and label_file is not None and is_new:
+        if image is not None and is_new and (label_file := self._label_file(name)):
             if (other := self.image_of.setdefault(label_file, name)) != name:
                 raise DataError(
                     f"'{label_file}' is the only text file of two images, {other} and {name}. Put the text files into "
@@ -318,7 +307,8 @@ class _Reader:
         return image
 
     def finish(self) -> None:
-        """Reduce lines to their boxes if all of them are poses, which no `kpt_shape` tells."""
+        """Count text files without an image; reduce lines to boxes if all are poses, which no `kpt_shape` tells."""
+        self._count_unused()
         if not _are_poses([long.values for long in self.long_lines]):
             self._take_as_polygons()
         for annotation, (x, y, width, height, *_), image_width, image_height, context in self.long_lines:
@@ -327,6 +317,19 @@ class _Reader:
             box = [round_pixels(v) for v in (*corner, width * image_width, height * image_height)]
             annotation |= {"bbox": box, "area": round_pixels(box[2] * box[3])}
             self.data.leave_out("poses, although no kpt_shape says so, of which only the box is read", context[:100])
+
+    def _count_unused(self) -> None:
+        if self.labels:
+            files = data_files(self.labels)
+        else:
+            folders = {*self.label_names, *(file.parent for file in self.image_of)}
+            files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+        # Images that belong to no split, or cannot be read, have text files that were not read.
+        used = {*self.image_of, *(self._label_file(name) for name in self.files.names if not self.images.get(name))}
+        for file in sorted({file for file in files if file.suffix.lower() == ".txt"} - used):
+            with suppress(OSError):
+                if not is_hidden(file.name) and (not file.stat().st_size or is_yolo_text(file)):
+                    self.data.leave_out("label files without an image", file.name)
 
     def _take_as_polygons(self) -> None:
         """Check the lines that might have been poses as the polygons that they were read as."""
@@ -350,7 +353,13 @@ class _Reader:
     def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], context: str) -> None:
         label, values = _numbers(tokens, context)
         points: dict[str, Any] = {}
-        if self.num_keypoints and len(values) == 4 + self.num_keypoints * self.keypoint_size:
+        if self.num_keypoints and len(values) > 5:
+            shape, count = (self.num_keypoints, self.keypoint_size), 4 + self.num_keypoints * self.keypoint_size
+            if len(values) != count:
+                raise DataError(
+                    f"{context}: got {len(values)} numbers after the class; kpt_shape {[*shape]} needs {count}. "
+                    "Correct the line, or kpt_shape."
+                )
             points = _read_points(values[4:], self.keypoint_size, image, context)
             values = values[:4]
         if len(values) == 5 and not 0 <= values[4] <= 1:
