@@ -2,7 +2,6 @@
 
 import re
 from typing import Any
-from unicodedata import normalize
 
 MAX_NAME = 1024
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -59,13 +58,3 @@ def pluralize(number: int, plural: str, verb: str = "", *, of: int | None = None
     verbs = {"": "", "are": " is", "have": " has"}
     text = f"{number} {noun}" if of is None else f"{number} of {of} {noun}"
     return text + (verbs.get(verb, f" {verb}s") if number == 1 else f" {verb}" if verb else "")
-
-
-def one_form(name: str) -> str:
-    """Return a name in the composed Unicode form: macOS writes "ü" as two characters, other systems as one."""
-    return name if name.isascii() else normalize("NFC", name)
-
-
-def fold_name(name: str) -> str:
-    """Return a class name without what spellings differ in: case, blanks, hyphens, underscores and Unicode forms."""
-    return re.sub(r"[\s_\-]+", "", one_form(name).casefold())

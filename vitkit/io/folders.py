@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
+from unicodedata import normalize
 
 from PIL import Image
 
@@ -28,7 +29,7 @@ from vitkit.io.image_files import (
     read_tiff_pages,
     upright_size,
 )
-from vitkit.text_format import one_form, pluralize
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -127,6 +128,16 @@ def is_hidden(name: str | PurePath) -> bool:
         name: relative to the folder that was given, whose own name does not count.
     """
     return any(part.startswith(".") and part not in (".", "..") for part in PurePath(name).parts)
+
+
+def one_form(name: str) -> str:
+    """Return a name in the composed Unicode form: macOS writes "ü" as two characters, other systems as one."""
+    return name if name.isascii() else normalize("NFC", name)
+
+
+def fold_name(name: str) -> str:
+    """Return a class name without what spellings differ in: case, blanks, hyphens, underscores and Unicode forms."""
+    return re.sub(r"[\s_\-]+", "", one_form(name).casefold())
 
 
 def matches_any(file_name: str, patterns: Sequence[str]) -> bool:

@@ -44,24 +44,23 @@ def explain_errors(path: Path, key: str = "annotations", remedy: str | None = No
         raise
     except OSError as error:
         raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). {remedy}") from error
-    except RepeatedKey as error:
-        raise DataError(
-            f"{path.name}: an object has the key {str(error)!r:.100} twice ('{path}'), of which readers take only one. "
-            "Export the file again, or give each value a key of its own."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path.name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg} ('{path}', "
-            f"{path.stat().st_size} bytes). {_explanation(path)}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected JSON.") from error
-    except RecursionError as error:
-        raise DataError(
-            f"{path.name}: '{path}' nests lists too deeply to be read. Expected a file for vitkit."
-        ) from error
-    except ValueError as error:  # Python converts numbers of at most 4300 digits
-        raise DataError(f"{path.name}: '{path}' contains a number that is too long ({error}). Correct it.") from error
+    except (ValueError, RecursionError) as error:
+        remedy = _explanation(path) if isinstance(error, json.JSONDecodeError) else "Correct it."
+        raise DataError(f"{path.name}: {_reason(error)} ('{path}', {path.stat().st_size} bytes). {remedy}") from error
+
+
+def _reason(error: ValueError | RecursionError, *, is_line: bool = False) -> str:
+    """Say why a text, which may be a line of a file, is not readable as JSON."""
+    if isinstance(error, RepeatedKey):
+        return f"an object has the key {str(error)!r:.100} twice, of which readers take only one"
+    if isinstance(error, json.JSONDecodeError):
+        line = "" if is_line else f"line {error.lineno}, "
+        return f"not valid JSON at {line}column {error.colno}: {error.msg}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not text in UTF-8 ({error})"
+    if isinstance(error, RecursionError):
+        return "nests lists too deeply"
+    return f"a number that is too long ({error})"  # Python converts numbers of at most 4300 digits
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
@@ -71,27 +70,17 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
         DataError: there is no such file, or a line is not readable as JSON.
     """
     path = Path(path)
-    number = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if text := line.strip():
-                    yield number, json.loads(text, object_pairs_hook=to_object)
-    except OSError as error:
-        raise DataError(f"annotations: cannot read '{path}' ({error.strerror}). Correct the path.") from error
-    except RepeatedKey as error:
-        raise DataError(
-            f"{path.name} line {number}: an object has the key {str(error)!r:.100} twice. Keep one."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path.name} line {number}: not valid JSON at column {error.colno}: {error.msg}. Expected an object in "
-            "each line; a truncated download ends within one."
-        ) from error
-    except RecursionError as error:
-        raise DataError(f"{path.name} line {number}: nests lists too deeply to be read. Correct it.") from error
-    except ValueError as error:
-        raise DataError(f"{path.name} line {number}: {error}. Expected a JSON object as UTF-8 text.") from error
+    with explain_errors(path, remedy="Correct the path."), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if text := line.strip():
+                try:
+                    value = json.loads(text, object_pairs_hook=to_object)
+                except (ValueError, RecursionError) as error:
+                    truncated = "Expected an object in each line; a truncated download ends within one."
+                    raise DataError(
+                        f"{path.name} line {number}: {_reason(error, is_line=True)}. {truncated}"
+                    ) from error
+                yield number, value
 
 
 def to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

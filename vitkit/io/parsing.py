@@ -11,7 +11,8 @@ from xml.parsers import expat
 import yaml
 
 from vitkit.errors import DataError
-from vitkit.text_format import MAX_NAME, is_name, one_form
+from vitkit.io.folders import one_form
+from vitkit.text_format import MAX_NAME, is_name
 
 MAX_COORDINATE = 2**31
 """Largest coordinate in pixels, of either sign, that is read."""

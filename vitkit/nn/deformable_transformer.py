@@ -98,10 +98,9 @@ def flatten_levels(
         ]
         codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
         positions = torch.cat(encodings, dim=1).to(maps[0].dtype) + torch.cat(codes)
-    ratios = [unpadded_fractions(mask) for mask in masks if mask is not None]
+    ratios = [unpadded_fractions(mask, shape) for mask, shape in zip(masks, shapes) if mask is not None]
     if ratios and strides is not None:
-        sides = [(height * stride, width * stride) for (height, width), stride in zip(shapes, strides)]
-        ratios = [unpadded_fractions(padding_mask, size) for size in sides]
+        ratios = [unpadded_fractions(padding_mask, shape) / stride for shape, stride in zip(shapes, strides)]
     return Levels(
         tokens=torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1),
         positions=positions,
@@ -111,12 +110,10 @@ def flatten_levels(
     )
 
 
-def unpadded_fractions(mask: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """Return the unpadded part of the first row and column, as fractions of the mask's width and height, or of those in
-    `size`, (H, W): (B, H, W) bool -> (B, 2)."""
-    height, width = size or mask.shape[-2:]
+def unpadded_fractions(mask: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the lengths without padding of the first row and column, in parts of (H, W): (B, h, w) bool -> (B, 2)."""
     # An image that is all padding counts as one pixel, to avoid a division by 0.
-    sides = ((mask[:, 0, :], width), (mask[:, :, 0], height))
+    sides = ((mask[:, 0, :], size[1]), (mask[:, :, 0], size[0]))
     return torch.stack([(~side).float().sum(1).clamp(min=1) / length for side, length in sides], dim=-1)
 
 

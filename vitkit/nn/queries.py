@@ -62,8 +62,7 @@ class QueryHead(nn.Module, ABC):
     level_names: Sequence[str] = ()
     """Names of the maps that decoder layers attend to in turn; empty: only the coarsest, or all at once."""
     rounds_padding: bool = True
-    """Whether sampled points are relative to the locations of each map that an image reaches into, as in most papers;
-    False: to its pixels."""
+    """Whether sampled points are relative to the locations of a map that an image reaches into; False: its pixels."""
     query_outputs: tuple[str, ...]
     """Names of the outputs with a row for each query, (B, Q, ...)."""
     shared_outputs: tuple[str, ...] = ()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError
+from vitkit.io.folders import fold_name
 from vitkit.model_zoo.converters import ranks_by_first_row
 from vitkit.registry import nearest
-from vitkit.text_format import fold_name
 
 
 class ClassRows(NamedTuple):

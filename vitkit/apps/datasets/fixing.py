@@ -12,10 +12,10 @@ from vitkit.data.formats.exporters import is_ignored
 from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import MAX_OUTSIDE, AnnotationChecks, is_box, is_number
+from vitkit.io.folders import fold_name
 from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
 from vitkit.io.segmentations import polygon_area, round_pixels
-from vitkit.text_format import fold_name
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
 """What the four numbers of a box can stand for."""
