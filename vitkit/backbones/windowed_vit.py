@@ -75,21 +75,11 @@ class WindowedViT(ViT):
             raise ConfigError(f"global_blocks={wrong}: expected indices of blocks, 0 to {depth - 1}.")
         if out_features is None and num_classes is None:
             out_features = [f"block{depth * quarter // 4}" for quarter in (1, 2, 3, 4) if depth * quarter >= 4]
+        sizes = dict(depth=depth, num_heads=num_heads, image_size=image_size, drop_path=drop_path)
+        outputs = dict(out_features=out_features, num_classes=num_classes, frozen_stages=frozen_stages)
+        pixels = dict(pixel_mean=pixel_mean, pixel_std=pixel_std, in_channels=in_channels)
         super().__init__(
-            patch_size,
-            d_model,
-            depth=depth,
-            num_heads=num_heads,
-            image_size=image_size,
-            blocks=dict(layer_scale=1.0),
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            drop_path=drop_path,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
+            patch_size, d_model, **sizes, blocks=dict(layer_scale=1.0), **outputs, pretrained=pretrained, **pixels
         )
         self.num_windows = num_windows
         self.global_blocks = frozenset(global_blocks)

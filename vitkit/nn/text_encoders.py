@@ -93,19 +93,6 @@ class BertEncoder(TransformerTextEncoder):
         max_length: int = 512,
         frozen: bool = False,
     ):
-        super().__init__(
-            vocabulary_size,
-            num_layers=num_layers,
-            d_model=d_model,
-            num_heads=num_heads,
-            d_ffn=d_ffn,
-            dropout=dropout,
-            norm_first=False,
-            activation="gelu",
-            norm_eps=1e-12,
-            scale_embedding=False,
-            embedding_norm=True,
-            positions="learned",
-            max_length=max_length,
-            frozen=frozen,
-        )
+        sizes = dict(num_layers=num_layers, d_model=d_model, num_heads=num_heads, d_ffn=d_ffn, max_length=max_length)
+        form = dict(norm_first=False, activation="gelu", norm_eps=1e-12, scale_embedding=False, embedding_norm=True)
+        super().__init__(vocabulary_size, **sizes, **form, positions="learned", dropout=dropout, frozen=frozen)
