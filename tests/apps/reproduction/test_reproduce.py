@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers.processes import run_forked
+from PIL import Image
 
 import vitkit
 from vitkit import model_zoo
@@ -37,6 +38,17 @@ def config():
     images["annotations"] = "{root}/annotations/instances_val2017.json"
     cfg["data"] = dict(root="data/coco", train=images, val=images, num_workers=0, val_images_per_gpu=2)
     cfg["train"].update(epochs=1, log_every=1)
+    return cfg
+"""
+PANOPTIC = """
+from vitkit.configs.quickstart.mask2former_panoptic import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    images = dict(type="CocoPanoptic", images="{root}/val2017", maps="{root}/annotations/panoptic_val2017")
+    images["annotations"] = "{root}/annotations/panoptic_val2017.json"
+    cfg["data"] = dict(root="pan", train=images, val=images, num_workers=0, val_images_per_gpu=2)
     return cfg
 """
 STUB = Path("served/stub.pth")
@@ -258,6 +270,20 @@ def damage_an_image(zoo):
     next(Path("data/coco/val2017").iterdir()).write_bytes(b"no image")
 
 
+def resize_images(zoo):
+    for path in Path("data/coco/val2017").iterdir():
+        Image.open(path).convert("RGB").resize((48, 48)).save(path)
+
+
+def lack_maps(zoo):
+    """Let the figure be of panoptic data, of whose maps two are missing."""
+    write_shapes(Path("pan"), num_train=1, num_val=8, image_size=96, max_objects=2, min_size=0.25)
+    Path("pan.py").write_text(PANOPTIC)
+    write_index(stub=entry(f"{zoo}/stub.pth", config="pan.py", dataset="drawn", published={"PQ": 80.0}))
+    for path in sorted(Path("pan/annotations/panoptic_val2017").iterdir())[3:5]:
+        path.unlink()
+
+
 def change_checksum(zoo):
     write_index(stub=entry(f"{zoo}/stub.pth", checksum="sha256:00000000"))
 
@@ -285,6 +311,9 @@ BAD = {
     "images, .* those of COCO 2017. Get them from https://cocodataset.org",
     change_annotations: "has the counts of COCO 2017, but its sha256 begins .* content was changed",
     damage_an_image: r"val2017/\w+.png.*image",
+    resize_images: r"image 'data/coco/val2017/\w+.png' is 48x48 pixels .width x height., and 64x64 in COCO 2017: it "
+    "was changed. Get the images from https://cocodataset.org",
+    lack_maps: r"pan: 2 of 8 maps are missing, such as 'pan/annotations/panoptic_val2017/\w+.png': the folder is only",
     change_checksum: "stub.pth.part: sha256 begins .*, expected 00000000: the file is damaged. It is removed",
     lead_to_a_page: "cannot download .*leads to a web page: open it in a browser, .* Put the file at .* or try again.$",
     refuse_connections: "cannot download http://127.0.0.1:9/stub.pth .*Connection refused.* Put the file at",
