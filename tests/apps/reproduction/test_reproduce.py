@@ -485,9 +485,7 @@ def test_a_run_with_other_settings_is_not_taken_for_that_of_the_command(zoo):
     run("foreign", "--train", "optimizer.lr=0.001")
     record = read_record("records/foreign.json")
     assert record.weights["source"] == "vitkit train stub.py optimizer.lr=0.001 data.root=DIR"
-    message = (
-        "records/foreign.run: was trained with optimizer.lr=0.001, not 1e-07. Choose another --out, or remove that"
-    )
+    message = "records/foreign.run: was trained with optimizer.lr=0.001, not 1e-07. Choose another --out, or remove it."
     assert message in fails("foreign", "--train", "optimizer.lr=0.0000001", "--overwrite")
     assert read_record("records/foreign.json") == record
     shutil.copytree("data/coco", "data/other")

@@ -348,9 +348,9 @@ def _train(config: Config, folder: Path, device: str | None) -> None:
             config["train"]["precision"] = value_at(saved, "train.precision")
         for key in cfg_diff(saved, config):
             if not key.startswith(_NOT_TRAINED_WITH):
+                before, now = (value_at(each, key, "its default") for each in (saved, config))
                 raise ConfigError(
-                    f"{folder}: was trained with {key}={value_at(saved, key)}, not {value_at(config, key)}. Choose "
-                    "another --out, or remove that folder."
+                    f"{folder}: was trained with {key}={before}, not {now}. Choose another --out, or remove it."
                 )
         train(resume=folder, device=device)
 
