@@ -22,6 +22,7 @@ import argparse
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _hours(text: str) -> float:
-    hours = float(text)
-    if not hours > 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of hours above 0")
-    return hours
+    with suppress(ValueError):
+        if (hours := float(text)) > 0:
+            return hours
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a number of hours above 0")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -105,11 +106,14 @@ def main(argv: list[str] | None = None) -> None:
 def check(paths: list[Path]) -> int:
     """Print for each record whether it is what it was; return the exit status."""
     from vitkit.apps.reproduction import read_record
+    from vitkit.apps.reproduction.versions import SOURCES, source_digest
 
-    failed = 0
+    failed, sources = 0, source_digest()
     for path in paths:
         try:
-            print(f"{path}: unchanged; {read_record(path).command}")
+            record = read_record(path)
+            code = "this" if record.versions.get(SOURCES, sources) == sources else "other"
+            print(f"{path}: unchanged{f', measured by {code} code' * (SOURCES in record.versions)}; {record.command}")
         except DataError as error:
             print(error_line(error), file=sys.stderr)
             failed += 1

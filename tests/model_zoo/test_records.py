@@ -30,8 +30,7 @@ def test_record_has_its_sum_and_its_figures_are_those_that_are_stated(path):
     assert {figure.name: figure.published for figure in record.figures} == expected
     images = record.num_samples if record.subset else None
     root = None if "data.root=DIR" not in record.command else "DIR"
-    settings = [word for word in record.command.split() if word.partition("=")[0] in stated.entry.get("settable", ())]
-    assert record.command == command_of(stated, record.data["split"], images, root, settings)
+    assert record.command == command_of(stated, record.data["split"], images, root)
     if not stated.is_trained_first and model_zoo.is_packaged(record.name):
         digest = stated.entry["checksum"].removeprefix("sha256:")
         assert record.weights["sha256"].startswith(digest) and record.weights["source"] == stated.entry["url"]
@@ -60,7 +59,7 @@ def test_figures_of_trained_weights_are_those_of_the_measurements(name):
 def test_known_data_have_counts_and_whole_checksums():
     for name, data in known_data().items():
         assert data["url"].startswith("http"), name
-        for known in [*data.get("files", {}).values(), *(data[s] for s in ("val", "test") if s in data)]:
+        for known in [*data.get("files", {}).values(), *(data[s] for s in ("train", "val", "test") if s in data)]:
             counts = {key: value for key, value in known.items() if key != "sha256"}
             assert counts and all(type(value) is int and value > 0 for value in counts.values())
             assert re.fullmatch("[0-9a-f]{64}", known.get("sha256", "0" * 64))

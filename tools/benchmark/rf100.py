@@ -17,9 +17,11 @@ Examples:
 """
 
 import argparse
+import copy
 import hashlib
 import itertools
 import json
+import math
 import re
 import shlex
 import shutil
@@ -47,20 +49,29 @@ from vitkit.text_format import pluralize
 from vitkit.tools.benchmark.rf100_page import METRICS, Record, plot_records, summarize, table
 from vitkit.tools.common import add_device, errors_in_one_line, positive
 from vitkit.weights.download import file_digest
-from vitkit.weights.locate import LAST_NAME, RUN_CONFIG
+from vitkit.weights.locate import LAST_NAME, RUN_CONFIG, RUN_WEIGHTS
 
 SPLITS = {"train": "trained on", "valid": "what the checkpoint is chosen by", "test": "scored"}
 """Folder of a dataset -> what its images are for."""
 ANNOTATIONS = "_annotations.coco.json"
 MAX_DETS = 500
 NUM_EVALUATIONS = 10
-"""How often a run is evaluated on valid, evenly over its epochs."""
+"""How often a run is evaluated on valid at most, evenly over its epochs, and after the last one."""
 _PROTOCOL = "protocol.json"
 FIELDS = {
     *("model", "size", "dataset", *METRICS, "valid_AP", "images", "classes", "epochs", "steps", "minutes"),
     *("processor_minutes", "command", "versions", "device", "threads", "annotations", "weights", "config", "protocol"),
 }
-"""The fields of a record."""
+"""The fields of a record; those that are written today also have `model_sha256`, see `Model`."""
+
+
+class Model(NamedTuple):
+    """A model that is trained on each dataset."""
+
+    size: str
+    """The size of its images in evaluation, in words."""
+    digest: str
+    """SHA-256 of its config without the data's paths, and of a file of weights that it starts from."""
 
 
 class OwnSet(NamedTuple):
@@ -102,7 +113,7 @@ def run_all(args: argparse.Namespace) -> int:
     protocol = dict(
         epochs=args.epochs,
         seed=args.seed,
-        checkpoint=f"the highest AP on valid, of {min(NUM_EVALUATIONS, args.epochs)} evaluations",
+        checkpoint=f"the highest AP on valid, of {math.ceil(args.epochs / eval_every(args.epochs))} evaluations",
         test="once",
         max_dets=MAX_DETS,
     )
@@ -113,19 +124,21 @@ def run_all(args: argparse.Namespace) -> int:
         failures[what] = str(error)
         print(f"failed    {what}: {error}", file=sys.stderr, flush=True)
 
-    read_records(args.out, protocol)  # before any training, as what is wrong with the last should be known today
+    for record in read_records(args.out, protocol):  # before any training: what is wrong should be known today
+        refuse_other_model(record, models)
     datasets = []
     for name in names:
         try:
             datasets.append(read_dataset(args.folder / name))
         except VitkitError as error:
             fail(name, error)
-    for dataset, (words, size) in itertools.product(datasets, models.items()):
+    for dataset, (words, model) in itertools.product(datasets, models.items()):
         try:
             record = next((r for r in read_records(args.out, protocol) if _key(r) == (words, dataset.name)), None)
             if record is None:
                 print(f"training  {dataset.name}, {words}", flush=True)
-                record = train_and_score(args, words, dataset) | dict(protocol=protocol, size=size)
+                record = train_and_score(args, words, dataset, model.digest)
+                record |= dict(protocol=protocol, size=model.size, model_sha256=model.digest)
                 write_text(record_path(args.out, words, dataset.name), json.dumps(record, indent=1) + "\n")
             refuse_other_data(record, dataset)
             print(f"scored    {dataset.name}, {words}: {in_words(record)}", flush=True)
@@ -159,8 +172,13 @@ def dataset_names(folder: Path, chosen: Sequence[str]) -> list[str]:
     return [name for name in names if name in chosen or not chosen]
 
 
-def check_model(words: str) -> str:
-    """Check the words after `vitkit train`, and return the size of the images in evaluation.
+def eval_every(epochs: int) -> int:
+    """Return after how many epochs of a run it is evaluated each time."""
+    return math.ceil(epochs / NUM_EVALUATIONS)
+
+
+def check_model(words: str) -> Model:
+    """Check the words after `vitkit train`, and describe the model that they train.
 
     Raises:
         ConfigError: they are not a detector's config with overrides and weights, or set what the protocol does.
@@ -178,7 +196,22 @@ def check_model(words: str) -> str:
     if cfg["evaluator"]["type"] != "CocoEvaluator":
         raise ConfigError(f"--model {words!r}: has the {cfg['evaluator']['type']}; expected a detector of boxes.")
     resize = cfg["data"]["val"].get("transforms") or {}
-    return ", ".join(f"{key} {resize[key]}" for key in ("size", "short_side", "max_size") if resize.get(key))
+    size = ", ".join(f"{key} {resize[key]}" for key in ("size", "short_side", "max_size") if resize.get(key))
+    return Model(size, _model_digest(cfg, rest))
+
+
+def _model_digest(cfg: Mapping[str, Any], words: Sequence[str]) -> str:
+    """Return the checksum of a config without the data's paths, and of files of weights among the words after it."""
+    cfg = copy.deepcopy(dict(cfg))
+    cfg["data"].pop("root", None)
+    for split in ("train", "val", "test"):
+        for key in ("images", "annotations"):
+            (cfg["data"].get(split) or {}).pop(key, None)
+    digests = [hashlib.sha256(json.dumps(cfg, sort_keys=True).encode()).hexdigest()]
+    for path in (Path(word.rpartition("=")[2]) for word in words):
+        files = [file for file in (path, *(path / name for name in RUN_WEIGHTS)) if file.is_file()]
+        digests += [file_digest(file, "sha256") for file in files[:1]]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def keep_protocol(path: Path, protocol: Mapping[str, Any]) -> None:
@@ -257,6 +290,16 @@ def _key(record: Record) -> tuple[str, str]:
     return record["model"], record["dataset"]
 
 
+def refuse_other_model(record: Record, models: Mapping[str, Model]) -> None:
+    """Raise a ConfigError if a record is of what its words trained before the config or the weights were changed."""
+    model = models.get(record["model"])
+    if model is not None and record.get("model_sha256", model.digest) != model.digest:
+        raise ConfigError(
+            f"the record of {record['dataset']} is of another model: the config or the weights of "
+            f"{record['model']!r} were changed. Restore them, or give the changed ones another name, or another --out."
+        )
+
+
 def refuse_other_data(record: Record, dataset: OwnSet) -> None:
     """Raise a DataError if a record is of other annotations than the dataset has."""
     if record["annotations"] != dataset.annotations:
@@ -266,13 +309,15 @@ def refuse_other_data(record: Record, dataset: OwnSet) -> None:
         )
 
 
-def train_and_score(args: argparse.Namespace, words: str, dataset: OwnSet) -> Record:
+def train_and_score(args: argparse.Namespace, words: str, dataset: OwnSet, digest: str) -> Record:
     """Train a model on a dataset, or resume its run, and score its best checkpoint on test.
 
+    Args:
+        digest: that of the model: a run of a changed one is not resumed.
     Raises:
         VitkitError: training or scoring failed.
     """
-    folder = args.out / "runs" / _slug(words) / _slug(dataset.name, *dataset.annotations.values())
+    folder = args.out / "runs" / _slug(words, digest) / _slug(dataset.name, *dataset.annotations.values())
     output = folder.parent / f"{folder.name}.txt"
 
     def run(*command: str) -> None:
@@ -285,7 +330,7 @@ def train_and_score(args: argparse.Namespace, words: str, dataset: OwnSet) -> Re
         return [f"data.{split}.{key}={value}" for key, value in values.items()]
 
     command = ["train", *shlex.split(words), *data("train", "train"), *data("val", "valid")]
-    command += [f"train.epochs={args.epochs}", f"train.eval_every={max(1, args.epochs // NUM_EVALUATIONS)}"]
+    command += [f"train.epochs={args.epochs}", f"train.eval_every={eval_every(args.epochs)}"]
     command += [f"train.seed={args.seed}", "evaluator.iou_types=[bbox]", f"evaluator.max_dets={MAX_DETS}"]
     command += ["train.best_metric=bbox/AP"]
     if (folder / LAST_NAME).is_file():

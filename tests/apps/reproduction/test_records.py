@@ -9,6 +9,7 @@ import pytest
 
 from vitkit.apps.reproduction import read_record
 from vitkit.apps.reproduction.records import TABLE, Figure, Record, format_table, read_records, sum_of
+from vitkit.apps.reproduction.versions import SOURCES, source_digest, versions
 from vitkit.errors import DataError
 from vitkit.tools import reproduce
 
@@ -143,3 +144,21 @@ def test_unchanged_records_pass(tmp_path, capsys):
     with pytest.raises(SystemExit) as status:
         reproduce.main(["--verify", str(RECORD.write(Path(tmp_path)))])
     assert status.value.code == 0 and "unchanged; vitkit reproduce bccd/detr" in capsys.readouterr().out
+
+
+def test_the_checksum_of_the_sources_tells_changes_that_no_commit_has(tmp_path, capsys):
+    for name in ("__init__.py", "nn/__init__.py", "nn/a.py", "tools/__init__.py", "notes/b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = source_digest({"vitkit": tmp_path})
+    for other in ("notes/b.py", "tools/__init__.py"):  # not of the package, and elsewhere in a clone
+        (tmp_path / other).write_text("other")
+    assert source_digest({"vitkit": tmp_path}) == before
+    (tmp_path / "nn/a.py").write_text("IOUS = (0.4,)")
+    assert source_digest({"vitkit": tmp_path}) != before
+    assert versions()[SOURCES] == source_digest()
+    for digest, said in ((source_digest(), "this"), (before, "other")):
+        path = replace(RECORD, versions={**RECORD.versions, SOURCES: digest}).write(tmp_path)
+        with pytest.raises(SystemExit):
+            reproduce.main(["--verify", str(path)])
+        assert f"unchanged, measured by {said} code; vitkit reproduce" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers.processes import run_forked
+from PIL import Image
 
 import vitkit
 from vitkit import model_zoo
@@ -37,6 +38,17 @@ def config():
     images["annotations"] = "{root}/annotations/instances_val2017.json"
     cfg["data"] = dict(root="data/coco", train=images, val=images, num_workers=0, val_images_per_gpu=2)
     cfg["train"].update(epochs=1, log_every=1)
+    return cfg
+"""
+PANOPTIC = """
+from vitkit.configs.quickstart.mask2former_panoptic import config as quickstart
+
+
+def config():
+    cfg = quickstart()
+    images = dict(type="CocoPanoptic", images="{root}/val2017", maps="{root}/annotations/panoptic_val2017")
+    images["annotations"] = "{root}/annotations/panoptic_val2017.json"
+    cfg["data"] = dict(root="pan", train=images, val=images, num_workers=0, val_images_per_gpu=2)
     return cfg
 """
 STUB = Path("served/stub.pth")
@@ -258,6 +270,20 @@ def damage_an_image(zoo):
     next(Path("data/coco/val2017").iterdir()).write_bytes(b"no image")
 
 
+def resize_images(zoo):
+    for path in Path("data/coco/val2017").iterdir():
+        Image.open(path).convert("RGB").resize((48, 48)).save(path)
+
+
+def lack_maps(zoo):
+    """Let the figure be of panoptic data, of whose maps two are missing."""
+    write_shapes(Path("pan"), num_train=1, num_val=8, image_size=96, max_objects=2, min_size=0.25)
+    Path("pan.py").write_text(PANOPTIC)
+    write_index(stub=entry(f"{zoo}/stub.pth", config="pan.py", dataset="drawn", published={"PQ": 80.0}))
+    for path in sorted(Path("pan/annotations/panoptic_val2017").iterdir())[3:5]:
+        path.unlink()
+
+
 def change_checksum(zoo):
     write_index(stub=entry(f"{zoo}/stub.pth", checksum="sha256:00000000"))
 
@@ -285,6 +311,9 @@ BAD = {
     "images, .* those of COCO 2017. Get them from https://cocodataset.org",
     change_annotations: "has the counts of COCO 2017, but its sha256 begins .* content was changed",
     damage_an_image: r"val2017/\w+.png.*image",
+    resize_images: r"image 'data/coco/val2017/\w+.png' is 48x48 pixels .width x height., and 64x64 in COCO 2017: it "
+    "was changed. Get the images from https://cocodataset.org",
+    lack_maps: r"pan: 2 of 8 maps are missing, such as 'pan/annotations/panoptic_val2017/\w+.png': the folder is only",
     change_checksum: "stub.pth.part: sha256 begins .*, expected 00000000: the file is damaged. It is removed",
     lead_to_a_page: "cannot download .*leads to a web page: open it in a browser, .* Put the file at .* or try again.$",
     refuse_connections: "cannot download http://127.0.0.1:9/stub.pth .*Connection refused.* Put the file at",
@@ -333,6 +362,10 @@ def test_a_record_edited_by_hand_stops_what_reads_it(zoo):
         (["stub", "--split", "test"], "data.test: the config has none"),
         (["missing.json"], "missing.json"),
         (["unpublished"], "unpublished: none of its figures is published"),
+        (
+            ["stub", "--train"],
+            "stub: its weights are published, and are measured without --train. .* vitkit train stub.py",
+        ),
     ],
 )
 def test_wrong_arguments_are_errors_in_one_line(arguments, message, zoo):
@@ -343,13 +376,14 @@ def test_wrong_arguments_are_errors_in_one_line(arguments, message, zoo):
 @pytest.mark.parametrize(
     "arguments",
     [[], ["stub", "--all"], ["stub", "--limit-hours", "1"], ["--all", "--train"], ["--all", "data.root=x"],
-     ["--all", "--limit-hours", "0"], ["stub", "--datasets", "x"], ["stub", "other"], ["stub", "images=5"],
-     ["stub.json", "--images", "5"], ["stub", "--verify", "x"]],
+     ["--all", "--limit-hours", "0"], ["--all", "--limit-hours", "abc"], ["stub", "--datasets", "x"], ["stub", "other"],
+     ["stub", "images=5"], ["stub.json", "--images", "5"], ["stub", "--verify", "x"]],
 )  # fmt: skip
 def test_options_that_exclude_each_other_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         reproduce.parse_args(arguments)
-    assert ended.value.code == 2 and "error: " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and "error: " in printed and "_hours" not in printed
 
 
 def test_all_walks_from_the_cheapest_past_failures_and_ends_with_the_time(zoo, monkeypatch, capsys):
@@ -370,6 +404,25 @@ def test_all_walks_from_the_cheapest_past_failures_and_ends_with_the_time(zoo, m
     write_index(**{name: each for name, each in entries.items() if name != "lost"})
     run("--all", "--images", "4")  # those with records are not measured again
     assert re.findall(r"the record is records/(\w+)-4_images", capsys.readouterr().out) == ["large"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["stub", "--out", "stub.py/r"], ["stub", "--out", "/proc/r"], ["--all", "--out", "stub.py/r"]]
+)
+def test_a_folder_that_cannot_be_written_is_said_before_the_download(arguments, zoo):
+    assert re.search(f"'{arguments[-1]}' cannot be written .*choose another --out", fails(*arguments))
+    assert not [path for path in Path("cache").rglob("*") if path.is_file()]
+
+
+def test_a_damaged_record_stops_the_walk_before_it_begins(zoo, capsys):
+    write_index(stub=entry(f"{zoo}/stub.pth"), second=entry(f"{zoo}/stub.pth", parameters=2000))
+    Path("records").mkdir()
+    Path("records/package.json").write_text("{}")
+    assert re.fullmatch(
+        "error: records/package.json: is not a record of form 1. Remove it, or choose another --out.",
+        fails("--all", "--images", "3"),
+    )
+    assert not capsys.readouterr().err and [path.name for path in Path("records").iterdir()] == ["package.json"]
 
 
 def test_all_ends_in_the_middle_of_a_model_and_goes_on_with_it(zoo, monkeypatch, capsys):
@@ -395,7 +448,6 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
     figures = {"bbox/AP": 0.001, "bbox/AP50": 0.9}
     trained = {"config": "stub.py", "dataset": "drawn", "measured": figures, "processor_minutes": 3.5}
     trained["splits"] = {"test": {"images": "{root}/train2017", "annotations": TRAINING}}
-    trained["settable"] = ["data.val.bad_boxes"]
     write_zoo("trained", {"own/stub": trained, "foreign": {**trained, "requires": "model.backbone.pretrained"}})
     assert (
         "own/stub: its weights are not published. vitkit reproduce own/stub --train trains them, 3.5 minutes of"
@@ -404,19 +456,20 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
     assert "from weights of another project: give model.backbone.pretrained=FILE" in fails("foreign", "--train")
     run("own/stub", "--train")
     record = read_record("records/own-stub.json")
-    assert record.weights["source"] == "vitkit train stub.py" and record.command.startswith(
-        "vitkit reproduce own/stub --train"
-    )
+    assert record.weights["source"] == "vitkit train stub.py data.root=DIR"
+    assert record.weights["data"]["split"] == "train" and record.weights["data"]["counts"]["images"] == NUM_IMAGES
+    assert record.weights["data"]["endings"] == {".png": NUM_IMAGES}
+    assert record.command == "vitkit reproduce own/stub --train data.root=DIR"
     best = Path("records/own-stub.run/best.pth")
     assert record.weights["sha256"] == hashlib.sha256(best.read_bytes()).hexdigest()
     assert [figure.published for figure in record.figures] == [0.001, 0.9]
     assert record.metrics["bbox/AP"] == pytest.approx(
         vitkit.test("records/own-stub.run", device="cpu").metrics["bbox/AP"]
     )
-    # The same weights, on data for which no figure is stated, and that may need a setting.
-    run("own/stub", "--train", "--split", "test", "data.val.bad_boxes=drop")
+    # The same weights, on data for which no figure is stated.
+    run("own/stub", "--train", "--split", "test", "data.num_workers=1")
     test = read_record("records/own-stub-test.json")
-    assert test.command.startswith("vitkit reproduce own/stub --train --split test data.val.bad_boxes=drop")
+    assert test.command == "vitkit reproduce own/stub --train --split test data.root=DIR"
     assert test.weights == record.weights and test.num_samples == 1
     assert [(each.published, each.difference, each.agrees) for each in test.figures] == [(None, None, None)] * 2
     assert "| `own/stub` | drawn test, 1 | bbox/AP: " in test.line() and "| none published |" in test.line()
@@ -424,6 +477,37 @@ def test_weights_that_are_not_published_are_trained_first_and_the_record_says_so
         patch.setattr(measuring, "train", Mock(side_effect=ConfigError("cannot go on")))
         assert "cannot go on" in fails("own/stub", "--train", "--overwrite")
     assert best.is_file()  # a run that cannot go on is not thrown away
+
+
+def test_a_run_with_other_settings_is_not_taken_for_that_of_the_command(zoo):
+    trained = {"config": "stub.py", "dataset": "drawn", "measured": {"bbox/AP": 0.001}, "processor_minutes": 3.5}
+    write_zoo("trained", {"foreign": {**trained, "requires": "optimizer.lr"}, "own": trained})
+    run("foreign", "--train", "optimizer.lr=0.001")
+    record = read_record("records/foreign.json")
+    assert record.weights["source"] == "vitkit train stub.py optimizer.lr=0.001 data.root=DIR"
+    message = "records/foreign.run: was trained with optimizer.lr=0.001, not 1e-07. Choose another --out, or remove it."
+    assert message in fails("foreign", "--train", "optimizer.lr=0.0000001", "--overwrite")
+    assert read_record("records/foreign.json") == record
+    shutil.copytree("data/coco", "data/other")
+    run("own", "--train")
+    assert re.search(
+        "own.run: was trained with data.root=/.*/data/coco, not /.*/data/other. Choose another --out",
+        fails("own", "--train", "data.root=data/other", "--overwrite"),
+    )
+
+
+def test_weights_that_a_run_starts_from_are_recorded_by_their_checksum(zoo):
+    stated = {"config": "stub.py", "dataset": "drawn", "requires": "model.backbone.pretrained"}
+    setting = f"model.backbone.pretrained={STUB}"
+    origin = measuring._origin(measuring.Stated("foreign", stated, True), vitkit.load_config("stub.py"), [setting])
+    assert origin["source"] == "vitkit train stub.py model.backbone.pretrained=FILE data.root=DIR"
+    assert origin["start_sha256"] == hashlib.sha256(STUB.read_bytes()).hexdigest()
+
+
+def test_the_command_of_a_record_names_another_split_than_that_of_the_figure():
+    stated = measuring.Stated("own", {"config": "stub.py", "split": "test"}, True)
+    commands = [measuring.command_of(stated, split, None, None) for split in ("test", "val")]
+    assert commands == ["vitkit reproduce own --train", "vitkit reproduce own --train --split val"]
 
 
 def test_python_measures_as_the_command_does(zoo):

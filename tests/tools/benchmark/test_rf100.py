@@ -50,7 +50,7 @@ def runs(monkeypatch):
     """Let runs take no time; return the models and datasets of those that were made."""
     made = []
 
-    def train_and_score(args, words, dataset):
+    def train_and_score(args, words, dataset, digest):
         made.append((words, dataset.name))
         if words.startswith("detr"):
             raise TrainingError("out of memory (runs/detr.txt)")
@@ -170,6 +170,42 @@ def test_records_of_another_protocol_or_of_other_data_are_refused(sets, runs, ca
     assert run("--datasets", "crabs") == 1
     assert "its record is of other annotations than 'crabs' has now" in capsys.readouterr().err
     assert len(runs) == 1
+
+
+def test_a_changed_model_of_the_same_name_is_refused(sets, runs):
+    Path("my.py").write_text(
+        "from vitkit.configs.start.detection import config as start\n\n\n"
+        "def config():\n    return start(size=96, pretrained=False)\n"
+    )
+    Path("weights.pth").write_bytes(b"a")
+    words = "my.py --init weights.pth"
+    arguments = ["sets", "--model", words, "--epochs", "2"]
+    assert main([*arguments, "--datasets", "crabs"]) == main([*arguments, "--datasets", "crabs"]) == 0
+    refused = "the record of crabs is of another model: the config or the weights of 'my.py --init weights.pth' were"
+    Path("weights.pth").write_bytes(b"b")
+    with pytest.raises(SystemExit, match=refused):
+        main(arguments)
+    Path("weights.pth").write_bytes(b"a")
+    config = Path("my.py").read_text()
+    Path("my.py").write_text(config.replace("size=96", "size=128"))
+    with pytest.raises(SystemExit, match=refused):
+        main(arguments)
+    assert main(["sets", "--model", MODEL, "--epochs", "2", "--datasets", "crabs"]) == 0  # of another name
+    Path("my.py").write_text(config)
+    assert main([*arguments, "--datasets", "crabs", "shapes.v2"]) == 0
+    assert runs == [(words, "crabs"), (MODEL, "crabs"), (words, "shapes.v2")]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "number"), [(1, 1, 1), (10, 1, 10), (12, 2, 6), (19, 2, 10), (100, 10, 10)]
+)
+def test_the_protocol_states_how_often_a_run_is_evaluated(epochs, every, number, sets, runs):
+    assert rf100.eval_every(epochs) == every
+    assert main(["sets", "--model", MODEL, "--epochs", str(epochs), "--datasets", "crabs"]) == 0
+    (record,) = Path("runs/rf100/records").glob("*/crabs.json")
+    stated = json.loads(record.read_text())["protocol"]["checkpoint"]
+    assert stated == f"the highest AP on valid, of {number} evaluations"
+    assert number == sum((epoch % every == 0) or epoch == epochs for epoch in range(1, epochs + 1))
 
 
 def test_the_supercategory_is_a_class_without_objects_that_counts_in_no_metric(sets):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 
 from vitkit import model_zoo
 from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.json_stream import read_json_parts
 from vitkit.io.local_cache import file_digest
+from vitkit.io.shared_memory import text_at
 from vitkit.protocols.dataset import Dataset
 from vitkit.text_format import pluralize
 
@@ -42,8 +45,9 @@ def check_data(config: Mapping[str, Any], name: str, split: Split = "val", *, pu
     Returns:
         `name` and `split`; `checked`, by what they are known to be the published ones: "checksum", "counts" or None, as
         for drawn ones; `counts`; `files`, the SHA-256 of annotation files and of all files in folders of label images,
-        by their paths below data.root; `index`, that of the list of samples and classes; `opened`, how many images
-        were opened, and the SHA-256 of their pixels.
+        by their paths below data.root; `index`, that of the list of samples and classes; `endings` of the names of
+        image files, and how many images have each; `opened`, how many images were opened, and the SHA-256 of their
+        pixels.
     Raises:
         DataError: a file is missing or damaged, there are other images or annotations than published, or none.
         ConfigError: the config has no such split.
@@ -58,14 +62,15 @@ def check_data(config: Mapping[str, Any], name: str, split: Split = "val", *, pu
         if isinstance(value, str) and "{root}" in value
     }
     found, counts, files = _known(paths.get("annotations") if published else None, name, split), {}, {}
-    checked = None
-    if "annotations" in paths and paths["annotations"].suffix == ".json" and paths["annotations"].is_file():
-        checked, counts = _check_annotations(paths["annotations"], *found) if found else (None, {})
+    checked, sizes = None, {}
+    if "annotations" in paths and paths["annotations"].suffix == ".json" and paths["annotations"].is_file() and found:
+        checked, counts = _check_annotations(paths["annotations"], *found)
+        sizes = _listed_sizes(paths["annotations"])
     dataset = DataSettings(**data).evaluation_dataset(split)
     if not counts:
         counts = {dataset.noun: len(dataset)} | ({"classes": len(dataset.classes)} if dataset.classes else {})
         checked = _compare_counts(paths, counts, *found) if found else None
-    _check_files(dataset, f"{root}", found[0] if found else name)
+    endings = _check_files(dataset, f"{root}", found[0] if found else name)
     for key, path in paths.items():
         if path.is_file():
             files[_below(path, root)] = file_digest(path, "sha256")
@@ -78,7 +83,8 @@ def check_data(config: Mapping[str, Any], name: str, split: Split = "val", *, pu
         "counts": counts,
         "files": files,
         "index": _index_digest(dataset),
-        "opened": _open_some(dataset),
+        "endings": endings,
+        "opened": _open_some(dataset, sizes, found[0] if found else name),
     }
 
 
@@ -148,31 +154,58 @@ def _compare_counts(paths: Mapping[str, Path], counts: Mapping[str, int], name: 
     return "counts"
 
 
-def _check_files(dataset: Dataset, root: str, name: str) -> None:
-    """Raise a DataError if images of a dataset are missing."""
+def _listed_sizes(path: Path) -> dict[int, tuple[int, int]]:
+    """Return the (height, width) of each image that a file in COCO's format lists, by its id."""
+    images = read_json_parts(path, "annotations", lambda entries: None)["images"]
+    return {image["id"]: (image["height"], image["width"]) for image in images if "height" in image}
+
+
+def _check_files(dataset: Dataset, root: str, name: str) -> dict[str, int]:
+    """Return how many images of a dataset have each ending; raise a DataError if images or maps are missing."""
     if not dataset.has_images:
-        return
+        return {}
     store = dataset.store if isinstance(dataset, BaseImageDataset) else None
-    missing, first = 0, None
+    endings, missing = Counter(), {"images": [], "maps": []}
     for index in range(len(dataset)):
         path = dataset.image_path(index)
-        if path is not None and not (path.is_file() if store is None else store.has(dataset.file_name(index))):
-            missing, first = missing + 1, first or path
-    if missing:
-        raise DataError(
-            f"{root}: {pluralize(missing, 'images', 'are', of=len(dataset))} missing, such as '{first}': the folder is "
-            f"only a part of {name}. Unpack all of it, or set data.root=DIR."
-        )
+        if path is not None:
+            endings[path.suffix.lower()] += 1
+            if not (path.is_file() if store is None else store.has(dataset.file_name(index))):
+                missing["images"].append(path)
+        if isinstance(dataset, CocoPanoptic):
+            table = dataset.table
+            path = dataset.map_folder / text_at(table.map_names, table.map_offsets, index)
+            missing["maps"] += [path] * (not path.is_file())
+    for what, paths in missing.items():
+        if paths:
+            raise DataError(
+                f"{root}: {pluralize(len(paths), what, 'are', of=len(dataset))} missing, such as '{paths[0]}': the "
+                f"folder is only a part of {name}. Unpack all of it, or set data.root=DIR."
+            )
+    return dict(sorted(endings.items()))
 
 
-def _open_some(dataset: Dataset) -> dict[str, Any]:
-    """Open some images; return how many, and the checksum of their pixels."""
+def _open_some(dataset: Dataset, sizes: Mapping[int, tuple[int, int]], name: str) -> dict[str, Any]:
+    """Open some images; return how many, and the checksum of their pixels.
+
+    Args:
+        sizes: the published (height, width) of images, by their ids: a dataset scales its objects to the files.
+        name: the name of the data.
+    Raises:
+        DataError: an image cannot be read, or has another size than published.
+    """
     if not dataset.has_images:
         return {"images": 0}
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(NUM_OPENED, len(dataset))).round().astype(int)).tolist()
     digest = hashlib.sha256()
     for index in indices:
         image = np.ascontiguousarray(dataset.load_image(index))
+        size = sizes.get(dataset.image_ids[index], image.shape[:2]) if sizes else image.shape[:2]
+        if size != image.shape[:2]:
+            raise DataError(
+                f"image '{dataset.image_path(index)}' is {image.shape[1]}x{image.shape[0]} pixels (width x height), "
+                f"and {size[1]}x{size[0]} in {name}: it was changed. Get the images from {known_data()[name]['url']}."
+            )
         digest.update(f"{image.shape}".encode() + image.tobytes())
     return {"images": len(indices), "sha256": digest.hexdigest()}
 

@@ -1,47 +1,48 @@
 """Measures the figures of published weights, and of configs that are trained first, and writes records of them."""
 
+import copy
 import datetime
 import logging
-import platform
+import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-import vitkit
 from vitkit import model_zoo
 from vitkit.apps.inference import find_trained
 from vitkit.apps.inference.load import find_usable
 from vitkit.apps.reproduction.data_checks import check_data, known_data
 from vitkit.apps.reproduction.figures import compare_figures
 from vitkit.apps.reproduction.records import Figure, Record, file_name, read_record
+from vitkit.apps.reproduction.versions import versions
 from vitkit.apps.training.api import as_overrides, check_resumable, process_group, train
 from vitkit.apps.training.stored_predictions import PredictionFiles
 from vitkit.apps.training.testing import Evaluation, evaluate_model, evaluation_precision
-from vitkit.config import Config, load_config
+from vitkit.config import Config, cfg_diff, load_config, value_at
+from vitkit.config.paths import make_data_paths_absolute
 from vitkit.data.loading.splits import Split
 from vitkit.devices import describe_processor, device_name
 from vitkit.distributed import broadcast_object, failing_together, is_main, world_size
 from vitkit.errors import ConfigError, VitkitError
-from vitkit.io.git_files import read_git_state
+from vitkit.io.output import unwritable
 from vitkit.protocols.evaluator import is_measured
 from vitkit.registry import unknown
 from vitkit.weights.download import file_digest
-from vitkit.weights.locate import Located
+from vitkit.weights.locate import RUN_CONFIG, Located
 from vitkit.weights.published import load_published_config
 
 logger = logging.getLogger("vitkit")
 FOLDER = Path("records")
 """The default folder of records."""
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pycocotools", "opencv-python-headless", "pillow", "sacrebleu")
-"""Packages whose versions a figure may depend on."""
 _SETTABLE = ("data.root", "data.num_workers")
 """What may be set of a config without measuring another model than the published one."""
+_NOT_TRAINED_WITH = ("data.test", "data.num_workers")
+"""Sections of a config that leave the weights of a run the same."""
 _PIXELS = 800 * 1200
 """Pixels of an image of an unknown size, for the order of costs."""
 _TOLERANCE = {True: 0.005, False: 0.5}
@@ -139,9 +140,10 @@ def reproduce(
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         overrides: `data=dict(root=DIR)` and data.num_workers, see `vitkit.train`; other values would be other models.
     Raises:
-        DataError: the data are not the published ones, or a record is damaged or was edited.
+        DataError: the data are not the published ones, a record is damaged or was edited, or `out` cannot be written.
         CheckpointError: the weights cannot be downloaded, or are damaged.
-        ConfigError: there is no such figure, its weights are to be trained first, or the record exists.
+        ConfigError: there is no such figure, its weights are to be trained first, or are not, or were trained with
+            other settings, or the record exists.
     """
     if str(name).endswith(".json"):
         repeated = read_record(name)
@@ -176,6 +178,7 @@ def reproduce_all(
         out, images, device: see `reproduce`.
     """
     deadline = None if limit_hours is None else time.monotonic() + 3600 * limit_hours
+    _check_out(Path(out))
     for stated in by_cost():
         if (Path(out) / file_name(stated.name, num_images=images)).is_file():
             logger.info("%s: has a record in %s", stated.name, out)
@@ -237,18 +240,19 @@ def _measure(
     path = out / file_name(stated.name, split, images)
     if path.exists() and not overwrite:
         raise ConfigError(f"{path}: there is a record already. Choose another --out, or replace it (--overwrite).")
-    for other in {*out.glob("*.json")} - {path}:
-        read_record(other)  # the table will list it
+    _check_out(out, replaced=path)
     _check_request(stated, settings, train_first=train_first)
     config = stated.config(settings)
     stated.add_split(config, split)
     data = check_data(config, stated.entry["dataset"], split, published=not stated.is_trained_first)
     if stated.is_trained_first:
+        origin = _origin(stated, config, settings)
         folder = (out / file_name(stated.name)).with_suffix(".run")  # of all splits
         _train(config, folder, device)
         config, weights = find_trained(folder, overrides=settings)
         stated.add_split(config, split)
     else:
+        origin = {"source": stated.entry["url"]}
         weights = find_usable(Located("published", stated.name))
         weights.fetch()
     with process_group(device) as rank_device:
@@ -259,9 +263,10 @@ def _measure(
         result = evaluate_model(config, weights, rank_device, split=split, prediction_files=files, num_samples=images)
         seconds = time.monotonic() - started
         with failing_together():
-            command = command_of(stated, split, images, config["data"].get("root"), settings)
-            record = _record(stated, command, config, weights, data, result, rank_device, images) if is_main() else None
-            if record is not None:
+            command = command_of(stated, split, images, config["data"].get("root"))
+            record = None
+            if is_main():
+                record = _record(stated, command, config, weights, origin, data, result, rank_device, images)
                 record.timing.update(
                     date=datetime.date.today().isoformat(),
                     seconds=round(seconds, 1),
@@ -277,13 +282,18 @@ def _check_request(stated: Stated, settings: Sequence[str], *, train_first: bool
     """Raise a ConfigError if a model has no figures, or not with these settings, or is to be trained first."""
     if not stated.figures:
         raise ConfigError(f"{stated.name}: none of its figures is published (model_zoo/models.md).")
+    if train_first and not stated.is_trained_first:
+        raise ConfigError(
+            f"{stated.name}: its weights are published, and are measured without --train. To train such weights: "
+            f"vitkit train {stated.entry['config']}"
+        )
     if stated.is_trained_first and not train_first:
         raise ConfigError(
             f"{stated.name}: its weights are not published. vitkit reproduce {stated.name} --train trains them, "
             f"{stated.entry['processor_minutes']} minutes of one core, and then measures them."
         )
     required = stated.entry.get("requires")
-    settable = [*_SETTABLE, *stated.entry.get("settable", ()), *([required] if required else [])]
+    settable = [*_SETTABLE, *([required] if required else [])]
     for setting in settings:
         if setting.partition("=")[0] not in settable:
             raise ConfigError(f"{setting}: would measure another model. Only {' and '.join(settable)} can be set.")
@@ -291,8 +301,40 @@ def _check_request(stated: Stated, settings: Sequence[str], *, train_first: bool
         raise ConfigError(f"{stated.name}: its figure is from weights of another project: give {required}=FILE.")
 
 
+def _check_out(out: Path, *, replaced: Path | None = None) -> None:
+    """Raise a DataError if a folder of records cannot be written to, or has a damaged record, which its table lists."""
+    folder = next(parent for parent in (out, *out.parents) if os.path.lexists(parent))
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # permissions do not tell everything, for instance in /proc
+            pass
+    except OSError as error:
+        raise unwritable(out, error) from error
+    for path in sorted({*out.glob("*.json")} - {replaced}):
+        read_record(path, remedy="Remove it, or choose another --out.")
+
+
+def _origin(stated: Stated, config: Config, settings: Sequence[str]) -> dict[str, Any]:
+    """Check the training data; return the command that trains the weights, the checksum of the file that they start
+    from, if there is one, and what is found of the data."""
+    words = ["vitkit train", stated.entry["config"], *stated.entry.get("overrides", ())]
+    start = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key == stated.entry.get("requires"):
+            is_file = Path(value).is_file()
+            words.append(f"{key}=FILE" if is_file else setting)
+            start = {"start_sha256": file_digest(Path(value), "sha256")} if is_file else {}
+    words += ["data.root=DIR"] * (config["data"].get("root") is not None)
+    data = check_data(config, stated.entry["dataset"], "train", published=False)
+    return {"source": " ".join(words), **start, "data": data}
+
+
 def _train(config: Config, folder: Path, device: str | None) -> None:
-    """Train a run, or go on with it."""
+    """Train a run, or go on with it.
+
+    Raises:
+        ConfigError: the folder's run has another config.
+    """
     try:
         check_resumable(folder)
     except ConfigError:
@@ -300,6 +342,16 @@ def _train(config: Config, folder: Path, device: str | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its first checkpoint
         train(config, run_dir=folder, device=device)
     else:
+        saved, config = load_config(folder / RUN_CONFIG), copy.deepcopy(config)
+        make_data_paths_absolute(config)
+        if config["train"].get("precision") == "auto":  # a run keeps that of the device that it began on
+            config["train"]["precision"] = value_at(saved, "train.precision")
+        for key in cfg_diff(saved, config):
+            if not key.startswith(_NOT_TRAINED_WITH):
+                before, now = (value_at(each, key, "its default") for each in (saved, config))
+                raise ConfigError(
+                    f"{folder}: was trained with {key}={before}, not {now}. Choose another --out, or remove it."
+                )
         train(resume=folder, device=device)
 
 
@@ -308,6 +360,7 @@ def _record(
     command: str,
     config: Config,
     weights: Located,
+    origin: Mapping[str, Any],
     data: dict[str, Any],
     result: Evaluation,
     device: torch.device,
@@ -316,10 +369,6 @@ def _record(
     own = "published" not in stated.entry
     published = {name: value if data["split"] == stated.split else None for name, value in stated.figures.items()}
     figures, others = compare_figures(published, result.metrics, result.evaluator, data=data["name"], own=own)
-    if stated.is_trained_first:
-        source = f"vitkit train {' '.join([stated.entry['config'], *stated.entry.get('overrides', ())])}"
-    else:
-        source = stated.entry["url"]
     path = Path(weights.path)
     return Record(
         name=stated.name,
@@ -328,37 +377,24 @@ def _record(
         figures=figures,
         not_measured=others,
         metrics={name: value if is_measured(value) else None for name, value in result.metrics.items()},
-        weights={"source": source, "sha256": file_digest(path, "sha256"), "bytes": path.stat().st_size},
+        weights={**origin, "sha256": file_digest(path, "sha256"), "bytes": path.stat().st_size},
         data=data,
         num_samples=len(result.evaluator.dataset),
         subset=images is not None,
-        versions=_versions(),
+        versions=versions(),
         device=f"{world_size()} x " * (world_size() > 1) + _describe(device),
         precision=evaluation_precision(config, device),
     )
 
 
-def command_of(stated: Stated, split: Split, images: int | None, root: str | None, settings: Sequence[str] = ()) -> str:
+def command_of(stated: Stated, split: Split, images: int | None, root: str | None) -> str:
     """Return the command that measures a model; DIR stands for the folder of its data."""
-    settable = stated.entry.get("settable", ())
     words = ["vitkit reproduce", stated.name]
     words += ["--train"] * stated.is_trained_first
-    words += [f"--split {split}"] * (split != "val")
+    words += [f"--split {split}"] * (split != stated.split)
     words += [f"--images {images}"] * (images is not None)
     words += [f"{stated.entry.get('requires')}=FILE"] * ("requires" in stated.entry)
-    words += [setting for setting in settings if setting.partition("=")[0] in settable]
     return " ".join([*words, *["data.root=DIR"] * (root is not None)])
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of vitkit, with a clone's commit, of Python and of the packages that figures depend on."""
-    state = read_git_state(Path(vitkit.__file__).parent)
-    commit = f" at commit {state['commit'][:12]}" if state and state["commit"] else ""
-    versions = {"vitkit": f"{vitkit.__version__}{commit}", "python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
 
 
 def _describe(device: torch.device) -> str:

@@ -140,19 +140,21 @@ def sum_of(content: Mapping[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def read_record(path: str | Path) -> Record:
+def read_record(path: str | Path, *, remedy: str = _REMEDY) -> Record:
     """Read a record and check its sum, its form, and that its figures are those of its metrics.
 
     The sum tells an edit by hand and a damaged file; it is no signature, since anyone can compute it: the command
     repeats what a record states.
 
+    Args:
+        remedy: the end of the error of a file that is not a record.
     Raises:
         DataError: it cannot be read, has another form or another sum, or contradicts itself.
     """
     path = Path(path)
-    content = read_json(path, key="record", remedy=_REMEDY)
+    content = read_json(path, key="record", remedy=remedy)
     if not isinstance(content, dict) or content.get("form") != FORM:
-        raise DataError(f"{path}: is not a record of form {FORM}. {_REMEDY}")
+        raise DataError(f"{path}: is not a record of form {FORM}. {remedy}")
     if content.get(_SUM) != (expected := _try_sum(content)):
         raise DataError(
             f"{path}: its content has the sum {expected[:19]}…, but it states {str(content.get(_SUM))[:19]}…: it was "
@@ -160,14 +162,14 @@ def read_record(path: str | Path) -> Record:
         )
     missing = [each.name for each in fields(Record) if each.name not in content]
     if missing:
-        raise DataError(f"{path}: has no {missing[0]!r}. {_REMEDY}")
+        raise DataError(f"{path}: has no {missing[0]!r}. {remedy}")
     try:
         figures = [Figure(**{name: entry[name] for name in Figure._fields}) for entry in content["figures"]]
         record = Record(**{each.name: content[each.name] for each in fields(Record)} | {"figures": figures})
         _check(record, content, path)
         record.line()  # which reads the rest
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
-        raise DataError(f"{path}: has another form ({type(error).__name__}: {error}). {_REMEDY}") from error
+        raise DataError(f"{path}: has another form ({type(error).__name__}: {error}). {remedy}") from error
     return record
 
 
