@@ -126,6 +126,22 @@ def test_locations_are_relative_to_the_image_without_its_padding():
     torch.testing.assert_close(boxes[0, 0, 0], torch.tensor([0.125, 0.25, 0.25, 0.5]))
 
 
+def test_locations_are_relative_to_the_pixels_of_the_image_if_strides_are_given():
+    mask = torch.ones(2, 12, 16, dtype=torch.bool)
+    mask[0, :10, :13], mask[1] = False, False
+    maps = {"a": torch.zeros(2, 4, 3, 4), "b": torch.zeros(2, 4, 2, 2)}
+    levels = flatten_levels(maps, None, mask, strides=[4, 8])
+    expected = [[[13 / 16, 10 / 12], [13 / 16, 10 / 16]], [[1, 1], [1, 12 / 16]]]
+    torch.testing.assert_close(levels.valid_ratios, torch.tensor(expected))
+    for image, (width, height) in enumerate([(13, 10), (16, 12)]):
+        pixels = levels.centers()[image] * torch.tensor([width, height])
+        torch.testing.assert_close(pixels[[0, 5, 12, 15]], torch.tensor([[2.0, 2], [6, 6], [4, 4], [12, 12]]))
+    corner = in_padded_maps(torch.ones(2, 1, 2), levels.valid_ratios)[0, 0]
+    torch.testing.assert_close(
+        corner * torch.tensor([[4.0, 3], [2, 2]]), torch.tensor([13.0, 10]) / torch.tensor([[4.0], [8]])
+    )
+
+
 def test_activation_checkpointing_gives_the_same_gradients():
     def gradients(checkpointing):
         torch.manual_seed(1)

@@ -109,6 +109,20 @@ def test_a_batch_without_padding_needs_no_mask(variant):
         torch.testing.assert_close(outputs[name], masked[name], atol=1e-5, rtol=1e-5)
 
 
+def test_only_images_of_incomplete_locations_differ_if_padding_is_not_rounded():
+    exact, rounded = (make_model("dino", [], rounds_padding=value).eval() for value in (False, True))
+    rounded.load_state_dict(exact.state_dict())
+    for size, is_same in (((64, 96), True), ((70, 90), False)):
+        images = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            boxes, masked, of_rounded = (
+                model(images, mask)["pred_boxes"]
+                for model, mask in ((exact, None), (exact, torch.zeros(1, *size, dtype=torch.bool)), (rounded, None))
+            )
+        torch.testing.assert_close(boxes, masked)
+        assert torch.allclose(boxes, of_rounded, atol=1e-5) == is_same
+
+
 def test_denoising_groups_do_not_attend_to_each_other():
     model = make_model("dino")
     denoising = model.training_queries["denoising"]

@@ -169,9 +169,21 @@ def test_sampling_points_of_rf_detr_lie_at_their_pixels_in_images_of_incomplete_
     neck = dict(type="C2fProjection", out_channels=32, num_blocks=1)
     spec = dict(type="RFDETR", backbone=backbone, neck=neck, head=head, num_queries=5, num_classes=3)
     predictor = Predictor(build_model(spec), ["a", "b", "c"])
+    check_points_lie_in_the_centers(predictor)
+
+
+def check_points_lie_in_the_centers(predictor):
     nn.init.zeros_(predictor.model.head.decoder.layers[0].cross_attn.sampling_offsets.bias)
     (layer,) = image_sampling(predictor, IMAGE).layers(2)  # in each box's center
     torch.testing.assert_close(layer.locations, layer.reference[:2].expand_as(layer.locations))
+
+
+def test_sampling_points_of_dino_lie_at_their_pixels_if_it_does_not_round_padding():
+    torch.manual_seed(0)
+    head = dict(type="DINOHead", d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=1)
+    neck = dict(type="PyramidProjection", out_channels=32, num_levels=4, num_groups=4)
+    spec = dict(type="DINO", backbone=RESNET, neck=neck, head=head | dict(rounds_padding=False))
+    check_points_lie_in_the_centers(Predictor(build_model(spec | dict(num_queries=5, num_classes=3)), ["a", "b", "c"]))
 
 
 def test_keypoints_sample_the_points_of_their_query_and_group():

@@ -72,6 +72,7 @@ MODELS = {  # name: (config, overrides)
     "DETR with masks": ("detr_r50_panoptic", [RESNET, *DETR, *WIDER]),
     "Deformable DETR": ("quickstart/deformable_detr", []),
     "DINO": ("quickstart/dino", []),
+    "DINO, sampling by pixels": ("quickstart/dino", ["model.head.rounds_padding=false"]),
     "RT-DETR": ("rtdetr_r18", RT_DETR),
     "RT-DETRv2": ("rtdetrv2_r18", [*RT_DETR, "model.head.num_points=[2,4,3]"]),
     "D-FINE": ("dfine_n_coco", RT_DETR),
@@ -105,6 +106,7 @@ OVER_TOLERANCE = {
     (name, form)
     for name in (
         "DINO",
+        "DINO, sampling by pixels",
         "Deformable DETR",
         "RT-DETR",
         "RT-DETRv2",
