@@ -10,6 +10,8 @@ Here: AP 0.627, AP50 0.902, AP75 0.711 on the 87 validation images, which also c
       evaluation not; bf16, torch 2.14.1; 6592 steps. After 8, 16, 24, 32, 40, 48 and 56 of 64 epochs, 824 steps (5 min)
       each: AP 0.429 (0.450 and 0.408), 0.550, 0.586, 0.604, 0.610, 0.621, 0.623. Evaluated in 256 pixels: 0.610 (seed
       42).
+      Measured before rounds_padding=False, which is worth 0.015 after 15 minutes and more in images of other sizes
+      (measurements.md).
       Larger images are learned more slowly: in 272 pixels, trained on 224 to 288, AP 0.611, AP50 0.896 after 60 epochs,
       50 min; without nms_iou 0.605, 0.879, as some cells are found twice. In 240 pixels, without it, with the photos of
       held_out.py kept apart, 40 epochs: AP 0.624, AP50 0.916 on these 35 photos, 0.563, 0.830 on the 87, in 23 min.
@@ -24,7 +26,7 @@ def config():
         type="DINO", num_queries=80, num_detections=100, nms_iou=0.8,
         head=dict(
             type="DINOHead", d_model=128, num_heads=8, d_ffn=512, num_encoder_layers=1, num_decoder_layers=3,
-            share_heads=False,
+            share_heads=False, rounds_padding=False,
         ),
         training_queries=[dict(type="BoxDenoising", num_queries=40)],
     )  # fmt: skip
