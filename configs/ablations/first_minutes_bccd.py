@@ -19,6 +19,7 @@ def ablation():
         evaluations=1,
         arms={
             "small images first": {},
+            "small images first, sampling as in the papers": {"model.head.rounds_padding": True},
             "224 pixels from the start": {**all_large, "train.epochs": 14},
             "small images first, Muon": {"optimizer.type": "Muon", "train.epochs": 17},
             "224 pixels from the start, Muon": {**all_large, "optimizer.type": "Muon", "train.epochs": 13},
