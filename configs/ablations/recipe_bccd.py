@@ -62,5 +62,5 @@ def ablation():
 
 def one_stage():
     head = dino_r18()["model"]["head"]
-    del head["share_heads"]
+    del head["share_heads"], head["rounds_padding"]
     return head | dict(type="DeformableDETRHead", refine_boxes=True, two_stage=False)

@@ -30,6 +30,7 @@ WORDS = {
         box_eps=1e-5,
         position_offset=-0.5,
         temperature=1e4,
+        rounds_padding=False,
         masks="BlockMasks",
     ),
     "GroundingDINOHead": dict(
