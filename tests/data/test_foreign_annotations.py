@@ -745,11 +745,20 @@ def test_line_of_a_table_that_differs_is_the_one_named(tmp_path):
             "is Label Studio's JSON-MIN: export it as JSON",
         ),
         ({"objects": [{"classTitle": "cat"}]}, "is Supervisely's JSON: export it as COCO"),
+        ({"item": {"name": "a.png", "slots": []}, "annotations": []}, "is Darwin JSON of V7: export it as COCO"),
+        ({"project": {}, "file": {"1": {"fid": 1}}, "view": {"1": {"fid_list": [1]}}}, "is VIA 3's JSON"),
+        (
+            [{"image": "a.png", "annotations": [{"label": "cat", "coordinates": {"x": 9, "y": 9, "width": 4}}]}],
+            "is Create ML's JSON",
+        ),
     ],
 )
 def test_json_of_other_tools_is_named(tmp_path, content, message):
-    with pytest.raises(DataError, match=message):
-        read_annotations(write(tmp_path / "own.json", content), tmp_path)
+    draw(tmp_path / "a.png")
+    file = write(tmp_path / "own.json", content)
+    for annotations in (file, tmp_path):
+        with pytest.raises(DataError, match=rf"own\.json' {message}"):
+            read_annotations(annotations, tmp_path)
 
 
 def test_splits_of_karpathy_are_read(tmp_path):

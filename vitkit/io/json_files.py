@@ -54,8 +54,7 @@ def _reason(error: ValueError | RecursionError, *, is_line: bool = False) -> str
     if isinstance(error, RepeatedKey):
         return f"an object has the key {str(error)!r:.100} twice, of which readers take only one"
     if isinstance(error, json.JSONDecodeError):
-        line = "" if is_line else f"line {error.lineno}, "
-        return f"not valid JSON at {line}column {error.colno}: {error.msg}"
+        return f"not valid JSON at {'' if is_line else f'line {error.lineno}, '}column {error.colno}: {error.msg}"
     if isinstance(error, UnicodeDecodeError):
         return f"not text in UTF-8 ({error})"
     if isinstance(error, RecursionError):

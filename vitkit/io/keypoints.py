@@ -103,8 +103,7 @@ def _from_one(pairs: Any, where: str, field: str, count: int) -> list[list[int]]
 
 
 def infer_flip_pairs(names: Sequence[str], where: str) -> list[tuple[int, int]]:
-    """Return the pairs, counted from 0, of names that differ only in "left" and "right", or in "l" and "r" by
-    themselves or as in "earL" and "LEar".
+    """Return the pairs, counted from 0, of names that differ only in left and right, or l and r as in l_ear or LEar.
 
     Raises:
         DataError: a name with one of these words has no partner.

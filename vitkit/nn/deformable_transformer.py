@@ -83,8 +83,7 @@ def flatten_levels(
         padding_mask: (B, H, W) bool at the size of the images, True = padding.
         position_offset: offset for `sine_positions_2d`; Deformable DETR uses -0.5.
         temperature: temperature for `sine_positions_2d`.
-        strides: the pixels between a map's locations, for each map: the valid ratios are then those of the images'
-            pixels, rather than of the locations that these reach into, of which the last may extend beyond an image.
+        strides: pixels between the locations of each map: ratios are then of pixels, see `QueryHead.rounds_padding`.
     """
     maps = list(features.values())
     shapes = [(x.shape[-2], x.shape[-1]) for x in maps]

@@ -70,6 +70,9 @@ _FOREIGN = {
     b'"classTitle"': "Supervisely's JSON: export it as COCO",
     b'"data_row"': "Labelbox's JSON: convert it to COCO",
     b'"dm_format_version"': "Datumaro's JSON: export it as COCO",
+    b'"slots"': "Darwin JSON of V7: export it as COCO",
+    b'"fid_list"': "VIA 3's JSON: export it as COCO",
+    b'"coordinates"': "Create ML's JSON, or GeoJSON: convert it to COCO",
 }
 """What the JSON of other tools contains -> what it is."""
 _CAPTIONS = re.compile(rb"(\xef\xbb\xbf)?(image(_name)?[,|].*(caption|comment)|[^\t\n]*\.\w+#\d+\t)")
@@ -92,6 +95,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
     path = Path(annotations)
     if not path.exists():
         raise DataError(f"annotations: no file or folder '{path}'. Correct the path.")
+    files = [path] if path.is_file() else data_files(path)
     if path.is_file():
         # What is wrong with the only file is more useful than that it has no known format.
         suffix = path.suffix.lower()
@@ -100,13 +104,8 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         except OSError as error:
             raise DataError(f"annotations: cannot read '{path}' ({error.strerror}).") from error
         formats = {name: path.name} if name else {}
-        if not name and suffix == ".json":
-            read_json(path)
-            data = path.read_bytes()
-            if foreign := next((text for mark, text in _FOREIGN.items() if mark in data), None):
-                raise DataError(f"annotations: '{path}' is {foreign}.")
     else:
-        formats = _formats_of(data_files(path))
+        formats = _formats_of(files)
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
         formats = _detect_label_images(path)
     if len(formats) == 1:
@@ -117,12 +116,22 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
     if path.is_dir():
         _check_for_label_images(path)
-        _check_for_images_alone(path)
-    _check_for_captions(path)
+        _check_for_images_alone(path, files)
+    _check_for_other_tools(files)
+    _check_for_captions(files)
     formats = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
     raise DataError(
         f"annotations: '{path}' is in none of the supported formats ({formats}). Give a file or folder of one of them."
     )
+
+
+def _check_for_other_tools(files: list[Path]) -> None:
+    """Raise DataError if a JSON file is damaged, or another tool's."""
+    for file in itertools.islice((path for path in files if path.suffix.lower() == ".json"), _MAX_SNIFFED):
+        read_json(file)
+        data = file.read_bytes()
+        if foreign := next((text for mark, text in _FOREIGN.items() if mark in data), None):
+            raise DataError(f"annotations: '{file}' is {foreign}.")
 
 
 def _check_for_label_images(folder: Path) -> None:
@@ -135,9 +144,8 @@ def _check_for_label_images(folder: Path) -> None:
             )
 
 
-def _check_for_images_alone(folder: Path) -> None:
+def _check_for_images_alone(folder: Path, files: list[Path]) -> None:
     """Raise DataError if a folder has no files but images."""
-    files = data_files(folder)
     if all(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         found = f"{pluralize(len(files), 'images')} and no annotations" if files else "no files"
         raise DataError(
@@ -145,9 +153,9 @@ def _check_for_images_alone(folder: Path) -> None:
         )
 
 
-def _check_for_captions(path: Path) -> None:
-    """Raise DataError if a file, or one in a folder, is a text of captions, which is read by another dataset."""
-    for file in [path] if path.is_file() else [p for p in data_files(path) if p.suffix.lower() in (".txt", ".csv")]:
+def _check_for_captions(files: list[Path]) -> None:
+    """Raise DataError if the only file, or one of several, is a text of captions, which is read by another dataset."""
+    for file in [path for path in files if len(files) == 1 or path.suffix.lower() in (".txt", ".csv")]:
         with suppress(OSError), file.open("rb") as opened:
             if _CAPTIONS.match(opened.read(300)):
                 raise DataError(
