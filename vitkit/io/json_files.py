@@ -75,10 +75,9 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
                 try:
                     value = json.loads(text, object_pairs_hook=to_object)
                 except (ValueError, RecursionError) as error:
-                    truncated = "Expected an object in each line; a truncated download ends within one."
-                    raise DataError(
-                        f"{path.name} line {number}: {_reason(error, is_line=True)}. {truncated}"
-                    ) from error
+                    hint = "A truncated download ends within an object. " * isinstance(error, json.JSONDecodeError)
+                    reason = f"{_reason(error, is_line=True)}. {hint}Correct it."
+                    raise DataError(f"{path.name} line {number}: {reason}") from error
                 yield number, value
 
 

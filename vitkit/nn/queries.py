@@ -62,7 +62,7 @@ class QueryHead(nn.Module, ABC):
     level_names: Sequence[str] = ()
     """Names of the maps that decoder layers attend to in turn; empty: only the coarsest, or all at once."""
     rounds_padding: bool = True
-    """Whether sampled points are relative to the locations of a map that an image reaches into; False: its pixels."""
+    """Whether an image ends where the last location of a map that it reaches into does; False: with its last pixel."""
     query_outputs: tuple[str, ...]
     """Names of the outputs with a row for each query, (B, Q, ...)."""
     shared_outputs: tuple[str, ...] = ()

@@ -12,6 +12,11 @@ from vitkit.protocols.dataset import Dataset
 
 _SIDES = re.compile(r"(?<![a-z])(left|right)(most|ward|wards|hand|handed|s)?(?![a-z])", re.IGNORECASE)
 _MAX_TEXTS, _NUM_TRIES = 20_000, 16
+UNPAIRED = (
+    "the transforms flip images, and no keypoints are exchanged: none are known as left and right. Give them as "
+    "keypoints=dict(flip_pairs=[['NAME', 'NAME'], …]) of the dataset, or set flip_probability=0.0"
+)
+"""What is said of a dataset that `has_unpaired_points`."""
 
 
 def find_mirrored_texts(dataset: Dataset) -> list[str]:
@@ -26,13 +31,6 @@ def has_unpaired_points(dataset: Dataset) -> bool:
     points = dataset.keypoints
     is_open = points is not None and len(points.names) > 1 and not points.flip_pairs
     return is_open and isinstance(dataset, BaseImageDataset) and _flips(dataset)
-
-
-UNPAIRED = (
-    "the transforms flip images, and no keypoints are exchanged: none are known as left and right. Give them as "
-    "keypoints=dict(flip_pairs=[['NAME', 'NAME'], …]) of the dataset, or set flip_probability=0.0"
-)
-"""What is said of a dataset that `has_unpaired_points`."""
 
 
 def _texts(dataset: Dataset) -> Iterator[str]:

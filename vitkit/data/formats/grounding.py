@@ -6,6 +6,7 @@ A text is a caption, of which each region names the characters [begin, end): a p
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def read_odvg(path: Path, label_map: Mapping[int, str] | None = None) -> Iterato
     Raises:
         DataError: a line is invalid, or most spans do not agree with their phrases.
     """
-    differences: list[str] = []
+    differences: Counter[str] = Counter()
     for number, line in read_json_lines(path):
         where = f"{path.name} line {number}"
         if not isinstance(line, dict):
@@ -113,9 +114,9 @@ def _instance(entry: Mapping[str, Any], label_map: Mapping[int, str] | None, whe
 
 
 def _read_caption(
-    caption: Any, entries: list[Mapping[str, Any]], differences: list[str], where: str
+    caption: Any, entries: list[Mapping[str, Any]], differences: Counter[str], where: str
 ) -> tuple[str, list[Region]]:
-    """Return the caption of a line of ODVG, and its regions; append how each differs from its phrase, or ""."""
+    """Return the caption and the regions of a line of ODVG; count those unlike their phrase by the first, others by ""."""
     check_caption(caption, where)
     without = [entry for entry in entries if entry.get("tokens_positive") is None]
     if without and len(without) < len(entries):
@@ -133,7 +134,7 @@ def _read_caption(
         if spans:
             text = " ".join(caption[begin:end] for begin, end in spans)
             difference = f"{where}: tokens_positive stand for {text!r:.60}, the phrase is {phrase!r:.60}"
-            differences.append("" if _letters(text) == _letters(phrase) else difference)
+            differences["" if _letters(text) == _letters(phrase) else next(filter(None, differences), difference)] += 1
     return _of_phrases(regions) if without else (caption, regions)
 
 
@@ -329,14 +330,13 @@ def check_spans(value: Any, caption: str, where: str) -> tuple[Span, ...]:
     return tuple((begin, end) for begin, end in pairs)
 
 
-def _check_agreement(differences: list[str]) -> None:
+def _check_agreement(differences: Counter[str]) -> None:
     """Raise DataError if the characters of most regions differ from their phrases, and log if those of a few do."""
-    different = [text for text in differences if text]
-    count = f"{len(different)} of {pluralize(len(differences), 'regions')}"
-    if 2 * len(different) > len(differences):
-        raise DataError(f"{different[0]}, and likewise in {count}; {_UNIT}. Convert them.")
-    if different:
-        logger.warning(f"{different[0]}; so in {count}, of which tokens_positive are used.")
+    for example in filter(None, differences):
+        count = f"{differences[example]} of {pluralize(differences.total(), 'regions')}"
+        if 2 * differences[example] > differences.total():
+            raise DataError(f"{example}, and likewise in {count}; {_UNIT}. Convert them.")
+        logger.warning(f"{example}; so in {count}, of which tokens_positive are used.")
 
 
 def _letters(text: str) -> str:

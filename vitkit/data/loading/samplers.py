@@ -171,7 +171,8 @@ class TokenBatches:
         self._starts = _token_batch_starts(np.sort(self.longest)[::-1], batch_tokens)
         self.set_position(0)
 
-    set_position = TrainBatches.set_position
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        self.epoch, self.first_batch = epoch, batch
 
     def __len__(self) -> int:
         num_batches = len(self._starts)
