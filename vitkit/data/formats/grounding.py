@@ -116,7 +116,7 @@ def _instance(entry: Mapping[str, Any], label_map: Mapping[int, str] | None, whe
 def _read_caption(
     caption: Any, entries: list[Mapping[str, Any]], differences: Counter[str], where: str
 ) -> tuple[str, list[Region]]:
-    """Return the caption and the regions of a line of ODVG; count those unlike their phrase by the first, others by ""."""
+    """Return the caption and regions of a line of ODVG; count those unlike their phrase by the first, others by ""."""
     check_caption(caption, where)
     without = [entry for entry in entries if entry.get("tokens_positive") is None]
     if without and len(without) < len(entries):
