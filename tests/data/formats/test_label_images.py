@@ -1,0 +1,165 @@
+"""Objects and classes of label images."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers.annotation_files import draw_images, named_boxes, write
+from PIL import Image
+
+from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.data.formats import detect_format, read_annotations
+from vitkit.errors import DataError
+
+
+@pytest.mark.parametrize("value", [1, 255])
+def test_objects_of_binary_masks_are_what_is_not_black(tmp_path, value):
+    draw_images(tmp_path / "images", "a.jpg", "b.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(values).save(tmp_path / "masks" / "b.png")
+    values[2:6, 3:9], values[10:12, 20:30] = value, value
+    Image.fromarray(values).save(tmp_path / "masks" / "a.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert named_boxes(data) == [
+        ("a.jpg", f"class_{value}", [3, 2, 6, 4]),
+        ("a.jpg", f"class_{value}", [20, 10, 10, 2]),
+    ]
+    assert len(data.images) == 2 and "0 is the background, without objects: 97.2% of the pixels" in data.notes
+    assert any("255 is a class" in note and "44 pixels (2.8%)" in note for note in data.notes) == (value == 255)
+    write(tmp_path / "masks" / "classes.json", json.dumps({"0": "ground", str(value): "cell"}))
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert [name for _, name, _ in named_boxes(data)] == ["ground", "cell", "cell", "ground"]
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGB", "RGBA"])
+def test_gray_in_several_channels_is_read_as_one(tmp_path, mode):
+    draw_images(tmp_path / "images", "a.jpg", "b.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    values[2:6, 3:9], values[10:12, 20:30] = 1, 2
+    (tmp_path / "masks").mkdir()
+    for name in "ab":
+        Image.fromarray(values).convert(mode).save(tmp_path / "masks" / f"{name}.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    found = [("class_0", [0, 0, 40, 20]), ("class_1", [3, 2, 6, 4]), ("class_2", [20, 10, 10, 2])]
+    assert [(name, box) for _, name, box in named_boxes(data)] == found * 2
+    folders = {"images": tmp_path / "images", "labels": tmp_path / "masks"}
+    dataset = SemanticFolder(**folders, classes=["ground", "road", "tree"])
+    assert (dataset.load_semantic(0) == values).all()
+    colored = np.asarray(Image.open(tmp_path / "masks" / "a.png").convert("RGB")).copy()
+    colored[0, 0] = 1, 2, 3
+    Image.fromarray(colored).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(DataError, match="mode RGB .* expected one channel"):
+        dataset.load_semantic(0)
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")  # one rule for all of them
+    assert {name for file, name, _ in named_boxes(data) if file == "b.jpg"} == {
+        "class_0",
+        "class_65793",
+        "class_131586",
+    }
+
+
+@pytest.mark.parametrize("gray", [0, 255])
+def test_label_image_that_may_be_in_the_transparency_is_an_error(tmp_path, gray):
+    draw_images(tmp_path / "images", "a.jpg")
+    pixels = np.full((20, 40, 2), gray, np.uint8)
+    pixels[..., 1] = 255
+    pixels[2:6, 3:9, 1] = 0
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(pixels, "LA").save(tmp_path / "masks" / "a.png")
+    dataset = SemanticFolder(tmp_path / "images", tmp_path / "masks", classes=["ground", "road"])
+    with pytest.raises(DataError, match="a gray image of mode LA that is transparent in parts: its classes may be its"):
+        dataset.load_semantic(0)
+
+
+def test_label_images_give_instances_and_classes(tmp_path):
+    draw_images(tmp_path / "images", "a.jpg", "b.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    values[2:6, 3:9], values[10:12, 20:30] = 1, 2
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(values).save(tmp_path / "masks" / "a_mask.png")
+    with pytest.raises(DataError, match="format=semantic_maps or format=instance_maps"):
+        detect_format(tmp_path / "masks", tmp_path / "images")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_maps")
+    assert named_boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
+    assert data.left_out == {"images without a label image": ["b.jpg"]}
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert [name for _, name, _ in named_boxes(data)] == ["class_0", "class_1", "class_2"]
+    write(tmp_path / "masks" / "classes.txt", "\ufeffground\nroad\ntree\n")  # as Windows begins UTF-8
+    data = read_annotations(tmp_path / "masks", tmp_path / "images")
+    assert data.format == "semantic_maps" and [name for _, name, _ in named_boxes(data)] == ["ground", "road", "tree"]
+    Image.fromarray(values.astype(np.uint16) * 1000 + values).save(tmp_path / "masks" / "a_mask.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images")
+    assert [name for _, name, _ in named_boxes(data)] == ["road", "tree"]
+
+
+def write_map(folder, name, values):
+    """A label image and its photo."""
+    draw_images(folder / "images", f"{name}.jpg", size=values.shape[1::-1])
+    (folder / "maps").mkdir(exist_ok=True)
+    Image.fromarray(values).save(folder / "maps" / f"{name}.png")
+
+
+def test_numbers_of_more_than_999_instances_are_not_taken_for_classes(tmp_path):
+    for name, count in (("a", 300), ("b", 1100)):
+        values = np.zeros(2400, np.uint16)
+        values[: 2 * count] = np.repeat(np.arange(1, count + 1), 2)
+        write_map(tmp_path, name, values.reshape(40, 60))
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert Counter((file, name) for file, name, _ in named_boxes(data)) == {
+        ("a.jpg", "object"): 300,
+        ("b.jpg", "object"): 1100,
+    }
+
+
+def test_one_instance_with_a_class_decides_for_the_folder(tmp_path):
+    values = np.full((20, 40), 7, np.uint16)
+    write_map(tmp_path, "a", values)
+    values[2:6, 3:9] = 26_000
+    write_map(tmp_path, "b", values)
+    (tmp_path / "maps" / "0.png").write_text("not an image")
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert named_boxes(data) == [("b.jpg", "class_26", [3, 2, 6, 4])]
+    assert "values below 1000 are classes without instances, left out: 98.5% of the pixels" in data.notes
+
+
+@pytest.mark.parametrize("colored", [False, True])
+def test_class_file_is_not_used_for_instances_without_a_class(tmp_path, colored):
+    values = np.zeros((20, 40, 3) if colored else (20, 40), np.uint8)
+    values[2:6, 3:9], values[10:12, 20:30] = ((128, 0, 0), (0, 128, 0)) if colored else (1, 2)
+    write_map(tmp_path, "a", values)
+    path = write(tmp_path / "labelmap.txt", "background:0,0,0::\ncat:128,0,0::\n")
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert [category["name"] for category in data.categories] == ["object"] and len(data.annotations) == 2
+    assert data.notes == [f"{path} is not used: values are objects without a class"]
+
+
+@pytest.mark.parametrize(("others", "count"), [((1, 2), 2), ((253, 254), 3), ((85, 170), 3)])
+def test_void_around_instances_is_not_an_object(tmp_path, others, count):
+    values = np.zeros((20, 40), np.uint8)
+    values[4:16, 9:31], values[5:15, 10:20], values[5:15, 20:30] = 255, *others
+    write_map(tmp_path, "a", values)
+    data = read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+    assert len(data.annotations) == count
+    assert ("255 is no object, left out: 8.0% of the pixels" in data.notes) == (count == 2)
+
+
+@pytest.mark.parametrize("name", ["background", "_Background_"])
+def test_class_called_background_has_no_objects(tmp_path, name):
+    values = np.zeros((20, 40), np.uint8)
+    values[2:6, 3:9] = 1
+    write_map(tmp_path, "a", values)
+    write(tmp_path / "maps" / "classes.txt", f"{name}\ncrack\nhole\n")
+    data = read_annotations(tmp_path / "maps", tmp_path / "images")
+    assert named_boxes(data) == [("a.jpg", "crack", [3, 2, 6, 4])]
+    assert [category["name"] for category in data.categories] == ["crack", "hole"]
+    assert "0 is the background, without objects: 97.0% of the pixels" in data.notes
+
+
+@pytest.mark.parametrize("suffixes", [("_mask", "_mask_1"), ("_color", "_instanceIds", "_labelIds")])
+def test_two_label_images_of_one_image_are_an_error(tmp_path, suffixes):
+    draw_images(tmp_path / "images", "a.jpg")
+    draw_images(tmp_path / "maps", *(f"a{suffix}.png" for suffix in suffixes))
+    with pytest.raises(DataError, match=rf"a{suffixes[0]}\.png and a{suffixes[1]}\.png are both of the image a\.jpg"):
+        read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")

@@ -1,0 +1,45 @@
+"""labelme's JSON."""
+
+import base64
+import io
+import json
+
+import numpy as np
+from helpers.annotation_files import boxes, draw, draw_images, named_boxes, write
+from PIL import Image
+
+from vitkit.data.formats import read_annotations
+
+
+def test_labelme_groups_shapes_and_decodes_masks(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((3, 4), 255, np.uint8)).save(buffer, format="PNG")
+    shapes = [
+        {"label": "dog", "points": [[12, 4], [2, 9]], "shape_type": "rectangle", "group_id": None},
+        {"label": "cat", "points": [[0, 0], [4, 0], [4, 4]], "shape_type": "polygon", "group_id": 1},
+        {"label": "cat", "points": [[10, 0], [14, 0], [14, 4]], "shape_type": "polygon", "group_id": 1},
+        {"label": "cat", "points": [[5, 6], [8, 8]], "shape_type": "mask",
+         "mask": base64.b64encode(buffer.getvalue()).decode()},
+        {"label": "cat", "points": [[1, 1]], "shape_type": "point"},
+    ]  # fmt: skip
+    content = {"imagePath": "a.jpg", "imageWidth": 40, "imageHeight": 20, "shapes": shapes}
+    write(tmp_path / "a.json", json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert data.format == "labelme"
+    assert sorted(named_boxes(data)) == [
+        ("a.jpg", "cat", [0, 0, 14, 4]),
+        ("a.jpg", "cat", [5, 6, 4, 3]),
+        ("a.jpg", "dog", [2, 4, 10, 5]),
+    ]
+    assert data.left_out == {"shapes of type point": ["a.json shape 5"]}
+
+
+def test_shapes_that_labelme_ignores_are_counted(tmp_path):
+    draw(tmp_path / "a.png")
+    corners = [[4, 4], [24, 4], [24, 14], [4, 14]]
+    shapes = [("cat", "rotation"), ("__ignore__", "polygon"), ("_background_", "polygon"), ("cat", "cuboid")]
+    content = [{"label": label, "points": corners, "shape_type": kind} for label, kind in shapes]
+    data = read_annotations(write(tmp_path / "a.json", {"shapes": content}), tmp_path)
+    assert boxes(data) == [[4, 4, 20, 10]] and [c["name"] for c in data.categories] == ["cat"]
+    assert {*data.left_out} == {"shapes labeled __ignore__", "shapes labeled _background_", "shapes of type 'cuboid'"}

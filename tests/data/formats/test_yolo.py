@@ -1,0 +1,188 @@
+"""YOLO's text files: layouts, lists, poses, polygons, labels without an image."""
+
+import numpy as np
+import pytest
+from helpers.annotation_files import boxes, draw, draw_images, named_boxes, write
+
+from vitkit.data.formats import read_annotations
+from vitkit.errors import DataError
+
+
+def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):
+    draw_images(tmp_path, "images/train/a.jpg", "images/train/empty.jpg", "images/val/b.jpg")
+    write(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.5 0.2\n0 0 0 0.5 0 0.5 0.5\n")
+    write(tmp_path / "labels/val/b.txt", "0 0.1 0.1 0.1 0.1\n")
+    write(tmp_path / "data.yaml", "path: /elsewhere\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
+    for data in (read_annotations(tmp_path / "data.yaml"), read_annotations(tmp_path)):
+        assert data.format == "yolo" and {k: len(ids) for k, ids in data.splits.items()} == {"train": 2, "val": 1}
+        assert [(name, box) for _, name, box in named_boxes(data)] == [
+            ("dog", [10, 8, 20, 4]),
+            ("cat", [0, 0, 20, 10]),
+            ("cat", [2, 1, 4, 2]),
+        ]
+        assert data.annotations[1]["segmentation"] == [[0, 0, 20, 0, 20, 10]] and data.annotations[1]["area"] == 100
+
+
+def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
+    draw_images(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
+    write(tmp_path / "train/labels/a.txt", "0 0.5 0.5 1 1\n")
+    write(tmp_path / "data.yaml", "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnames: [cat]\n")
+    data = read_annotations(tmp_path / "data.yaml")
+    assert named_boxes(data) == [("train/images/a.jpg", "cat", [0, 0, 40, 20])]
+    assert list(data.splits) == ["train", "val"] and "test" in data.notes[0]
+
+
+@pytest.mark.parametrize("source", ["data.yaml", "labels"])
+def test_labels_of_yolo_are_found_in_another_case_and_counted_without_an_image(tmp_path, source):
+    draw_images(tmp_path / "images", "A.jpg", "B.jpg", "C.jpg", "other.jpg")
+    for name in ("A.txt", "b.txt", "C.TXT", "d.txt", "E.TXT", "other.txt"):
+        write(tmp_path / "labels" / name, "0 0.5 0.5 0.5 0.5\n")
+    for name, text in {"README.txt": "cat\n", "classes.txt": "cat\n", "._A.txt": "cat\n", "empty.txt": ""}.items():
+        write(tmp_path / "labels" / name, text)
+    write(tmp_path / "train.txt", "".join(f"images/{name}.jpg\n" for name in "ABC"))
+    write(tmp_path / "data.yaml", "train: train.txt\nnames: [cat]\n")
+    data = read_annotations(tmp_path / source)
+    names = ["A.jpg", "B.jpg", "C.jpg", *["other.jpg"] * (source == "labels")]
+    assert [name.removeprefix("images/") for name, _, _ in named_boxes(data)] == names
+    assert data.left_out == {"label files without an image": ["E.TXT", "d.txt", "empty.txt"]}
+
+
+def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
+    draw_images(tmp_path / "images", "train/a.jpg", "val/a.jpg")
+    for split in ("train", "val"):
+        write(tmp_path / f"labels/{split}/a.txt", "0 0.5 0.5 0.5 0.5\n")
+        write(tmp_path / f"{split}.txt", f"/home/other/cells/images/{split}/a.jpg\n")
+    write(tmp_path / "data.yaml", "names: [cell]\ntrain: train.txt\nval: val.txt\n")
+    data = read_annotations(tmp_path / "data.yaml")
+    names = {split: data.images[ids[0] - 1]["file_name"] for split, ids in data.splits.items()}
+    assert names == {"train": "images/train/a.jpg", "val": "images/val/a.jpg"}
+
+
+def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    write(tmp_path / "a.txt", "2 0.5 0.5 0.1 0.1\n2 0.5 0.5 0.1 0.1\n")
+    data = read_annotations(tmp_path)
+    assert named_boxes(data) == [("a.jpg", "class_2", [18, 9, 4, 2])]
+    assert data.left_out == {"duplicate lines": ["a.txt line 2"]}
+    assert "data.yaml" in data.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0 10 20 30 40", "not a fraction of the image. Are these pixels"),
+        ("0 0.1 0.1 0.1", "got 3 numbers after the class"),
+        ("0 0.1 0.1 -0.1 0.1", "a size is negative"),
+        ("7 0.1 0.1 0.1 0.1", "no class is numbered 7"),
+        ("cat 0.1 0.1 0.1 0.1", "expected a class number"),
+        ("0 0.1 nan 0.1 0.1", "expected `CLASS CX CY W H`"),
+    ],
+)
+def test_wrong_line_of_yolo_is_named(tmp_path, line, message):
+    draw_images(tmp_path, "a.jpg")
+    write(tmp_path / "classes.txt", "cat\n")
+    write(tmp_path / "a.txt", f"0 0.5 0.5 0.1 0.1\n{line}\n")
+    with pytest.raises(DataError, match=message) as error:
+        read_annotations(tmp_path, format="yolo")
+    assert "a.txt' line 2" in str(error.value)
+
+
+def test_missing_yolo_label_files_are_not_taken_for_empty_images(tmp_path):
+    draw_images(tmp_path / "images", "a.png", "b.png")
+    write(tmp_path / "annotations/a.txt", "0 0.5 0.5 0.1 0.1\n")
+    write(tmp_path / "data.yaml", "train: images\nnames: [cat]\n")
+    with pytest.raises(DataError, match="data.yaml: no image has a label file"):
+        read_annotations(tmp_path / "data.yaml")
+
+
+def test_yolo_reports_training_images_in_the_test_split(tmp_path):
+    draw_images(tmp_path / "images", "train/a.png", "val/b.png")
+    write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
+    write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
+    notes = read_annotations(tmp_path / "data.yaml").notes
+    assert notes == ["1 image is in both train and test, such as images/train/a.png"]
+
+
+def test_text_file_of_two_images_is_an_error(tmp_path):
+    draw_images(tmp_path / "images", "dogs/1.jpg", "others/1.jpg")
+    write(tmp_path / "labels/1.txt", "0 0.5 0.5 0.2 0.2")
+    with pytest.raises(DataError, match=r"1\.txt' is the only text file of two images, dogs/1\.jpg and others/1\.jpg"):
+        read_annotations(tmp_path / "labels", tmp_path / "images")
+
+
+def yolo(folder, *lines):
+    draw(folder / "images" / "a.png")
+    write(folder / "data.yaml", "train: images\nval: images\nnames: [cat]\n")
+    write(folder / "labels" / "a.txt", "".join(f"0 {line}\n" for line in lines))
+    return folder / "data.yaml"
+
+
+FLAGGED = "0.5 0.5 0.5 0.5 0.4 0.4 2 0 0 0 0.7 0.6 1 0.6 0.6 2"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [FLAGGED],  # 16 numbers, an even count
+        ["0.5 0.5 0.5 0.5 0.4 0.4 2 0 0 0 0.7 0.6 1"],  # 13
+        [
+            "0.5 0.5 0.5 0.5 0.4 0.4 0.6 0.6 0.5 0.45",
+            "0.4 0.4 0.2 0.2 0.4 0.4 0.45 0.45 0 0",
+            "0.5 0.3 0.2 0.4 0.5 0.3 0.5 0.2 0.5 0.4",
+        ],
+    ],
+)
+def test_poses_without_kpt_shape_are_boxes(tmp_path, lines):
+    data = read_annotations(yolo(tmp_path, *lines))
+    expected = []
+    for line in lines:
+        x, y, w, h = map(float, line.split()[:4])
+        expected.append([(x - w / 2) * 40, (y - h / 2) * 20, w * 40, h * 20])
+    assert np.allclose(boxes(data), expected, atol=1e-3) and not any("segmentation" in a for a in data.annotations)
+    reason = "poses, although no kpt_shape says so, of which only the box is read"
+    assert len(data.left_out[reason]) == len(lines)
+
+
+def test_poses_that_do_not_fit_kpt_shape_are_an_error(tmp_path):
+    pose = ".5 .5 .4 .4 .4 .4 2 .6 .6 2 .5 .5 2 .45 .45 1"
+    path = yolo(tmp_path, pose, ".5 .5 .4 .4", ".5 .5 .4 .4 0.9")
+    path.write_text(path.read_text() + "kpt_shape: [4, 3]\n")
+    assert boxes(read_annotations(path)) == [[12, 6, 16, 8]] * 3
+    for line, count in ((".5 .5 .4 .4 .4 .4 .6 .6 .5 .5 .45 .45", 12), (f"{pose} 0.9", 17)):
+        write(tmp_path / "labels" / "a.txt", f"0 {pose}\n0 {line}\n")
+        with pytest.raises(DataError, match=rf"line 2: .*: got {count} numbers .*kpt_shape \[4, 3\] needs 16\."):
+            read_annotations(path)
+
+
+def test_polygons_are_not_taken_for_poses(tmp_path):
+    corners = "0.9 0.9 0.95 0.9 0.95 0.95 0.9 0.95"  # a turned box near the far corner
+    five = "0.1 0.1 0.5 0.1 0.6 0.3 0.5 0.5 0.1 0.5"
+    for lines in ([corners] * 1, [five, five.replace("0.6", "0.7"), five.replace("0.6", "0.8")]):
+        data = read_annotations(yolo(tmp_path, *lines))
+        assert all(annotation["segmentation"] for annotation in data.annotations) and not data.left_out
+    with pytest.raises(DataError, match=r"line 2.*13 numbers are not a polygon.*add kpt_shape to data.yaml if it is"):
+        read_annotations(yolo(tmp_path, five, "0.5 0.5 0.5 0.5 0.4 0.4 2 0 0 0 0.7 0.6 1"))
+    with pytest.raises(DataError, match="the fifth number 45 is not a confidence.*angle of a turned box"):
+        read_annotations(yolo(tmp_path, "0.5 0.5 0.5 0.5 45"))
+
+
+def test_subsets_of_cvats_yolo_are_splits(tmp_path):
+    for subset, count in (("Train", 4), ("Validation", 2)):
+        for k in range(count):
+            draw(tmp_path / f"obj_{subset}_data/{subset}{k}.png")
+            write(tmp_path / f"obj_{subset}_data/{subset}{k}.txt", "0 0.375 0.5 0.25 0.5\n")
+        listed = [f"data/obj_{subset}_data/{subset}{k}.png\n" for k in range(count)]
+        write(tmp_path / f"{subset}.txt", "".join(listed))
+    write(tmp_path / "obj.names", "box\n")
+    lines = [
+        "classes = 1",
+        "Train = data/Train.txt",
+        "Validation = data/Validation.txt",
+        "names = data/obj.names",
+        "backup = backup/",
+    ]
+    write(tmp_path / "obj.data", "\n".join(lines))
+    for source in (tmp_path, tmp_path / "obj.data"):
+        data = read_annotations(source)
+        assert {name: len(ids) for name, ids in data.splits.items()} == {"train": 4, "val": 2}
+        assert boxes(data) == [[10, 5, 10, 10]] * 6 and not data.left_out and data.categories[0]["name"] == "box"
