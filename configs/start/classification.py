@@ -8,16 +8,20 @@ Here: not measured on photos; `quickstart/classifier.py` is such a model on the 
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=224, pretrained=True, channels=None):
+def config(size=224, pretrained=True, channels=None, flips=True):
     """Return the config; `size` is the side of the crop, in pixels.
 
     `channels` is the number of channels of images of 8 or 16 bits, which Pillow's transforms do not take; None: RGB.
+    Without `flips` images are not mirrored.
     """
-    train = dict(type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2)
+    flip = 0.5 if flips else 0.0
+    train = dict(
+        type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2, flip_probability=flip,
+    )  # fmt: skip
     val = dict(type="ClassificationEvalTransforms", size=size)
     if channels is not None:
         crop = dict(type="RandomResizedCrop", size=[size, size], scale=[0.3, 1.0])
-        train = dict(type="ComposedTransforms", transforms=[crop, dict(type="HorizontalFlip")])
+        train = dict(type="ComposedTransforms", transforms=[crop, dict(type="HorizontalFlip", p=flip)])
         val = dict(type="EvalResize", size=[size, size])
     if pretrained:
         backbone = resnet50_for_transfer()

@@ -18,7 +18,9 @@ from vitkit.configs.bccd.dino_r18 import config as bccd_dino_r18
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, small_first=False, channels=None):
+def config(
+    size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, small_first=False, channels=None, flips=True
+):
     """Return the config; `size` is the short side of an image in validation, in pixels.
 
     With `small_first` a run is as in configs/bccd/small_first.py: images have 4/7 of the size in its first six tenths.
@@ -26,7 +28,8 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, small
     A pretrained backbone that `ends_at_res3` learns more in up to half an hour of a core where each class has many
     objects, and finds nothing after 50 photos of COCO. One up to res4 has its first `frozen_stages` and all its batch
     norms frozen: after 515 steps of two images of BCCD that gave AP 0.321, trained batch norms 0.300 in 1.1 times the
-    processor time. With `channels` the images have as many, of 8 or 16 bits, and their colors are not jittered.
+    processor time. With `channels` the images have as many, of 8 or 16 bits, and their colors are not jittered. Without
+    `flips` images are not mirrored, as classes that say left or right require.
     """
     jitter = dict(type="ColorJitter", brightness=0.2, contrast=0.2, saturation=0.2, hue=0.03, p=0.8)
     cfg = bccd_dino_imagenet() if ends_at_res3 else bccd_dino_r18()
@@ -42,7 +45,7 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, small
         return dict(
             type="ComposedTransforms", min_visible=0.2, min_box_side=2.0,
             transforms=[
-                dict(type="HorizontalFlip"),
+                dict(type="HorizontalFlip", p=0.5 if flips else 0.0),
                 dict(
                     type="MultiScaleCrop", scales=[round(size * fraction / 32) * 32 for fraction in (0.82, 0.94, 1.06)],
                     max_size=round(1.67 * size), crop_probability=0.5,

@@ -7,9 +7,9 @@ Here: not measured on photos; `quickstart/mask2former_instance.py` is the same m
 from vitkit.configs.start.semantic import config as semantic
 
 
-def config(size=320, pretrained=True, channels=None):
+def config(size=320, pretrained=True, channels=None, flips=True):
     """Return the config; `size` is the side of jittered training images, and the short side in validation."""
-    cfg = semantic(size, pretrained, channels)
+    cfg = semantic(size, pretrained, channels, flips)
     cfg["model"].update(tasks=["instance"], num_queries=50)
     split = dict(type="CocoDetection", masks=True, bad_boxes="drop", images="data/own/images")
     cfg["data"].update(
@@ -17,6 +17,7 @@ def config(size=320, pretrained=True, channels=None):
             **split, annotations="data/own/train.json",
             transforms=dict(
                 type="LargeScaleJitter", size=size, scale_range=[0.5, 1.6], min_visible=0.2, min_box_side=2.0,
+                flip_probability=0.5 if flips else 0.0,
             ),
         ),
         val=dict(

@@ -7,9 +7,9 @@ Here: not measured on photos; `quickstart/keypoints.py` is such a model on the s
 from vitkit.configs.start.detection import config as detection
 
 
-def config(size=224, pretrained=True, channels=None):
-    """Return the config; for `size` and `channels` see start/detection.py."""
-    cfg = detection(size, pretrained, channels=channels)
+def config(size=224, pretrained=True, channels=None, flips=True):
+    """Return the config; for the arguments see start/detection.py."""
+    cfg = detection(size, pretrained, channels=channels, flips=flips)
     # The neck takes maps of one stride.
     cfg["model"]["backbone"]["out_features"] = ["res4"] if pretrained else ["res3"]
     cfg["model"] |= dict(

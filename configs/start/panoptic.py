@@ -7,9 +7,9 @@ Here: not measured on photos; `quickstart/mask2former_panoptic.py` is the same m
 from vitkit.configs.start.instance import config as instance
 
 
-def config(size=320, pretrained=True, channels=None):
+def config(size=320, pretrained=True, channels=None, flips=True):
     """Return the config; for `size` see start/instance.py."""
-    cfg = instance(size, pretrained, channels)
+    cfg = instance(size, pretrained, channels, flips)
     cfg["model"]["tasks"] = ["panoptic"]
     for name in ("train", "val"):
         split = cfg["data"][name]

@@ -9,10 +9,11 @@ from vitkit.configs.camvid.mask2former import config as camvid_mask2former
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=360, pretrained=True, channels=None):
+def config(size=360, pretrained=True, channels=None, flips=True):
     """Return the config; `size` is the short side in validation, in pixels; crops in training have 0.7 of it.
 
-    With `channels` the images have as many, of 8 or 16 bits, and their colors are not distorted.
+    With `channels` the images have as many, of 8 or 16 bits, and their colors are not distorted. Without
+    `flips` images are not mirrored.
     """
     cfg = camvid_mask2former()
     if pretrained:
@@ -25,7 +26,7 @@ def config(size=360, pretrained=True, channels=None):
             transforms=dict(
                 type="SemanticTrainTransforms", crop_size=[crop, crop],
                 short_sides=[round(size * tenths / 10) for tenths in range(6, 15)],
-                color_probability=1.0 if channels is None else 0.0,
+                color_probability=1.0 if channels is None else 0.0, flip_probability=0.5 if flips else 0.0,
             ),
         ),
         val=dict(

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.apps.datasets.mirroring import find_mirrored_texts, has_unpaired_points
+from vitkit.apps.datasets.mirroring import find_mirrored_texts, has_unpaired_points, sided_names
 from vitkit.apps.doctor import diagnose
 from vitkit.data.loading.settings import DataSettings
 
@@ -73,6 +73,32 @@ def test_texts_are_found_if_transforms_flip(tmp_path, write):
 def test_other_words_are_not_found(tmp_path):
     spec = regions(tmp_path, ["a bright leftover", "an upright copyright"])
     assert find_mirrored_texts(DataSettings(train=spec | {"transforms": FLIPS}).dataset("train")) == []
+
+
+def test_flips_are_found_in_mosaics_and_in_every_epoch(tmp_path):
+    draw(tmp_path / "images")
+    content = {
+        "images": [{"id": k, "file_name": f"{k}.png", "width": 64, "height": 64} for k in range(2)],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "turnleft"}, {"id": 2, "name": "turnright"}],
+    }
+    (tmp_path / "signs.json").write_text(json.dumps(content))
+    spec = {"type": "CocoDetection", "images": str(tmp_path / "images"), "annotations": str(tmp_path / "signs.json")}
+
+    def found(first, last):
+        stages = [{"type": "MultiImageTransforms", "mosaic": 0.5, "transforms": first}, last]
+        by_epoch = {"type": "TransformsByEpoch", "until_shares": [0.6], "transforms": stages}
+        return find_mirrored_texts(DataSettings(train=spec | {"transforms": by_epoch}).dataset("train"))
+
+    still = FLIPS | {"flip_probability": 0.0}
+    assert found(FLIPS, still) == found(still, FLIPS) == ["turnleft", "turnright"] and found(still, still) == []
+    grid = {"type": "GridMosaic", "transforms": None, "otherwise": FLIPS, "tile": 64}
+    assert find_mirrored_texts(DataSettings(train=spec | {"transforms": grid}).dataset("train"))
+
+
+def test_names_of_classes_say_their_side_or_come_in_pairs():
+    sided = ["leftArm", "turnRight", "LEFT_TURN", "left-hand", "Right1", "arrowleft", "arrowright", "左折", "à droite"]
+    assert sided_names([*sided, "upright", "copyright", "cleft", "bright", "leftover"]) == sided
 
 
 def test_training_and_doctor_warn_with_two_texts(tmp_path, monkeypatch, capsys):

@@ -365,6 +365,32 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     assert [sum(column) for column in zip(*counts)] == [12, 12] and all(counts[1])
 
 
+@pytest.mark.parametrize("task", ["detection", "keypoints", "instance", "classification", "semantic", "panoptic"])
+def test_images_are_not_mirrored_where_names_of_classes_are_sides(task):
+    choice = start.StartChoice(224, "fp32", "", "small", flips=False)
+    mirrored, still = (
+        load_config(f"start/{task}:{options.replace(' ', '')}", check=False)["data"]["train"]["transforms"]
+        for options in (replace(choice, flips=True).options(None), choice.options(None))
+    )
+    found = [
+        re.findall("'type': 'HorizontalFlip', 'p': ([0-9.]+)|'flip_probability': ([0-9.]+)", str(transforms))
+        for transforms in (mirrored, still)
+    ]
+    assert [{*map("".join, values)} for values in found] == [{"0.5"}, {"0.0"}]
+
+
+def test_start_says_that_it_does_not_mirror(world, step_cost, tmp_path, capsys):
+    content = json.loads((world / "annotations/instances_train2017.json").read_text())
+    content["categories"][0]["name"] = "arrow_left"
+    (tmp_path / "arrows.json").write_text(json.dumps(content))
+    main([str(world / "train2017"), str(tmp_path / "arrows.json"), RANDOM, "--dry-run", "--hours", "0.1"])
+    text = capsys.readouterr().out
+    assert (
+        "flips     none, as they would make classes such as arrow_left wrong" in text and "mirrored texts" not in text
+    )
+    assert "flips=False" in Path("runs/start/config.py").read_text()
+
+
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), Interrupted(signal.SIGTERM)])
 def test_the_command_of_the_report_is_printed_where_a_signal_ends_the_training(monkeypatch, tmp_path, capsys, end):
     def train_chosen(*args, **options):

@@ -183,7 +183,8 @@ def text(case: DoctorCase) -> Iterator[Issue]:
             yield from _line_issues([caption for references in captions for caption in references], "captions", where)
         if dataset is not None and (mirrored := find_mirrored_texts(dataset)):
             message = f"the transforms flip images, which makes {' and '.join(map(repr, mirrored))} wrong: set "
-            yield Issue("mirrored texts", "warn", f"{message}flip_probability=0.0", where, {"texts": mirrored})
+            message += "flip_probability=0.0, or leave HorizontalFlip out"
+            yield Issue("mirrored texts", "warn", message, where, {"texts": mirrored})
 
 
 def _line_issues(lines: Sequence[str], name: str, where: str) -> Iterator[Issue]:

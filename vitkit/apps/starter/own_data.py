@@ -47,6 +47,7 @@ class OwnData:
     """The median short side of the images in pixels."""
     config_lines: list[str]
     """Lines of Python that set the data in `cfg`."""
+    classes: Sequence[str] = ()
     fewest_objects: int = 0
     """The number of training objects of the rarest class that has any; 0 for data without objects."""
     most_objects: int = 0
@@ -147,6 +148,7 @@ def read_detection(
         *_sizes(data.splits),
         round(statistics.median(short for short, _ in sides)),
         lines,
+        [category["name"] for category in data.categories],
         fewest_objects=fewest,
         most_objects=most,
         elongation=max(long / short for short, long in sides),
@@ -215,7 +217,8 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     summary = f"label images: {_counts(splits)} of {pluralize(len(classes), 'classes')}"
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
-    return OwnData(summary, *_sizes(splits), _short_side(files), lines, has_test="test" in splits)
+    sizes = (*_sizes(splits), _short_side(files))
+    return OwnData(summary, *sizes, lines, list(classes.values()), has_test="test" in splits)
 
 
 def _check_edges(folder: Path, pixels: Mapping[int, int], names: Mapping[int, str]) -> None:
@@ -249,7 +252,8 @@ def read_panoptic(images: Path, annotations: Path | None, fraction: float, out: 
         write_text(out / f"{name}.json", json.dumps(part))
         lines.append(_update(name, images=images, maps=annotations.with_suffix(""), annotations=out / f"{name}.json"))
     summary = f"panoptic maps: {_counts(splits)} of {pluralize(len(content['categories']), 'classes')}"
-    return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
+    names = [category["name"] for category in content["categories"]]
+    return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines, names)
 
 
 def read_classification(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
@@ -282,7 +286,8 @@ def read_classification(images: Path, annotations: Path | None, fraction: float,
     lines = [_update(name, folder=folders[name]) for name in parts]
     summary = f"folders of classes: {_counts(splits)} of {pluralize(len(parts['train'].classes), 'classes')}"
     files = [parts["train"].image_path(k) for k in splits["train"]]
-    return OwnData(summary, *_sizes(splits), _short_side(files), lines, has_test="test" in parts)
+    sizes = (*_sizes(splits), _short_side(files))
+    return OwnData(summary, *sizes, lines, parts["train"].classes, has_test="test" in parts)
 
 
 def _find_class_folders(folder: Path) -> dict[str, Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vitkit.apps.datasets.mirroring import sided_names
 from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import TrainedModel
@@ -66,6 +67,7 @@ class StartChoice:
     network: Network
     freezes_res3: bool = False
     small_first: bool = False
+    flips: bool = True
     epochs: int = 0
     cost: StepCost | None = None
 
@@ -78,7 +80,7 @@ class StartChoice:
         """Return the arguments of the config's function; `channels`: of the images, None: RGB."""
         options = f"size={self.size}, pretrained={self.network != 'small'}"
         options += ", ends_at_res3=True" * (self.network == "res3") + ", frozen_stages=3" * self.freezes_res3
-        options += ", small_first=True" * self.small_first
+        options += ", small_first=True" * self.small_first + ", flips=False" * (not self.flips)
         return options + f", channels={channels}" * (channels is not None)
 
     @property
@@ -392,13 +394,11 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
 
     images = load_config(f"start/{request.task}", request.overrides, check=False)["data"].get("images_per_gpu", 1)
     refuse_if_too_short(FASTEST_STEP * data.num_train / images)
-    sizes = recipe.sizes_for(data)
-    if request.task in SELECTS_BOXES:
-        options = {size: StartChoice(size, "", "", network).options(request.channels) for size in recipe.sizes}
-        locations = {size: num_locations(request.task, data, options[size], request.overrides) for size in recipe.sizes}
-        fitting = [size for size in recipe.sizes if locations[size] >= data.most_objects]
-        sizes = [size for size in sizes if size in fitting] or fitting[:1] or [max(recipe.sizes)]
-    smallest = [measure(StartChoice(sizes[0], precision, weights, network)) for precision in request.precisions]
+    sizes = sizes_with_room(request, data, network)
+    if sided := sided_names(data.classes):
+        print(f"flips     none, as they would make classes such as {' and '.join(sided[:2])} wrong", flush=True)
+    unmeasured = StartChoice(sizes[0], "", weights, network, flips=not sided)
+    smallest = [measure(replace(unmeasured, precision=precision)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if network == "res3" and choice.steps >= recipe.steps_for_res4:
         reason = f"up to res4: there is time for {pluralize(recipe.steps_for_res4, 'steps')} of a smaller network"
@@ -423,6 +423,18 @@ def choose(request: StartRequest, data: OwnData, folder: Path) -> StartChoice:
     if choice.epochs < 1:
         refuse_if_too_short(choice.cost.minutes * choice.cost.steps_per_epoch)
     return write_choice(folder / CONFIG, request, data, choice)
+
+
+def sizes_with_room(request: StartRequest, data: OwnData, network: Network) -> list[int]:
+    """Return the sizes to consider, whose maps have a location for each object if boxes are selected from these."""
+    recipe = RECIPES[request.task]
+    sizes = recipe.sizes_for(data)
+    if request.task not in SELECTS_BOXES:
+        return sizes
+    options = {size: StartChoice(size, "", "", network).options(request.channels) for size in recipe.sizes}
+    locations = {size: num_locations(request.task, data, options[size], request.overrides) for size in recipe.sizes}
+    fitting = [size for size in recipe.sizes if locations[size] >= data.most_objects]
+    return [size for size in sizes if size in fitting] or fitting[:1] or [max(recipe.sizes)]
 
 
 def begin_small_if_short(request: StartRequest, data: OwnData, choice: StartChoice) -> StartChoice:

@@ -35,7 +35,8 @@ class DataWarnings(Hook):
         dataset = run.loader.dataset
         if is_main() and (texts := find_mirrored_texts(dataset)):
             logger.warning(
-                "data.train.transforms: flip images, which makes texts such as %s wrong. Set flip_probability=0.0.",
+                "data.train.transforms: flip images, which makes texts such as %s wrong. Set flip_probability=0.0, or "
+                "leave HorizontalFlip out.",
                 " and ".join(map(repr, texts)),
             )
         if is_main() and has_unpaired_points(dataset):
