@@ -362,6 +362,7 @@ def test_pairs_are_inferred_from_names():
     assert infer_flip_pairs(["Left Eye", "tail", "Right Eye", "l-paw", "r-paw"], "x") == [(0, 2), (3, 4)]
     assert infer_flip_pairs(["tail", "leg1"], "x") == []
     assert infer_flip_pairs(["earL", "snout", "earR", "LEye", "REye"], "x") == [(0, 2), (3, 4)]
+    assert infer_flip_pairs(["Lhip", "rknee", "Rhip", "lknee", "lip", "root"], "x") == [(0, 2), (1, 3)]
     assert infer_flip_pairs(["LFPaw", "RFPaw", "Leg", "Rib", "TOTAL", "tailBase", "pawLong"], "x") == [(0, 1)]
 
 

@@ -103,17 +103,18 @@ def _from_one(pairs: Any, where: str, field: str, count: int) -> list[list[int]]
 
 
 def infer_flip_pairs(names: Sequence[str], where: str) -> list[tuple[int, int]]:
-    """Return the pairs, counted from 0, of names that differ only in left and right, or l and r as in l_ear or LEar.
+    """Return the pairs, counted from 0, of names that differ only in left and right, or l and r as in l_ear or lEar.
 
     Raises:
         DataError: a name with one of these words has no partner.
     """
-    lower = [name.lower() for name in names]
-    pairs = []
+    lower, pairs = [name.lower() for name in names], []
     for point, name in enumerate(names):
         partner = _SIDE.sub(lambda found: _SIDES[found[0].lower()], name).lower()
-        if partner == name.lower():
-            continue
+        if partner == lower[point]:  # Lhip says a side only beside Rhip
+            partner = _SIDES.get(partner[0], partner[0]) + partner[1:]
+            if partner not in lower:
+                continue
         if partner not in lower:
             raise DataError(
                 f"{where}: keypoint {names[point]!r} has no partner {partner!r}, so which keypoints a mirrored image "
@@ -133,8 +134,7 @@ def keypoint_fields(info: KeypointInfo) -> dict[str, Any]:
 
 def points_fields(points: np.ndarray) -> dict[str, Any]:
     """Return the fields of an annotation with these (K, 3) keypoints, rounded to hundredths of a pixel."""
-    rounded = [round_pixels(value) for value in points.ravel().tolist()]
-    return {"keypoints": rounded, "num_keypoints": int((points[:, 2] > 0).sum())}
+    return {"keypoints": [*map(round_pixels, points.ravel().tolist())], "num_keypoints": int((points[:, 2] > 0).sum())}
 
 
 def order_keypoints(
