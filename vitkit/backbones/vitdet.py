@@ -154,11 +154,8 @@ class WindowAttention(Attention):
 
 
 def _choose_global_blocks(depth: int, window_size: int | None, global_blocks: Sequence[int] | None) -> set[int]:
-    """Return the indices of the blocks with global attention; see `ViTDet`.
-
-    Raises:
-        ConfigError: there are no windows, or an index is out of range.
-    """
+    """Return the indices of the blocks with global attention; see `ViTDet`. Raise a ConfigError if there are no
+    windows, or an index is out of range."""
     if window_size is None:
         if global_blocks is not None:
             raise ConfigError("global_blocks: without window_size, all blocks are global. Leave it out.")

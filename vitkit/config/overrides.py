@@ -148,11 +148,8 @@ class _Literals(ast.NodeTransformer):
 
 
 def _literal(raw: str) -> Any:
-    """Return the value that a text stands for; the text itself if it is not a literal.
-
-    Raises:
-        ConfigError: it is nested too deeply for Python's parser.
-    """
+    """Return the value that a text stands for; the text itself if it is not a literal. Raise a ConfigError if it is
+    nested too deeply for Python's parser."""
     try:
         return _parse(raw)
     except (RecursionError, MemoryError) as error:  # MemoryError: the parser's own stack is full

@@ -51,11 +51,8 @@ def restart_from_best(run: TrainRun) -> None:
 
 
 def _best_weights(run: TrainRun) -> Mapping[str, Tensor] | None:
-    """Return the best weights so far; None for the average, if none could be measured.
-
-    Raises:
-        CheckpointError: there is no best.pth of this part of the run.
-    """
+    """Return the best weights so far; None for the average, if none could be measured. Raise a CheckpointError if there
+    is no best.pth of this part of the run."""
     path, epoch, progress = run.run_dir / BEST_NAME, run.progress.epoch, run.progress
     if not path.is_file() and progress.best_metric == run.settings.best_metric and progress.best == -math.inf:
         print_line(

@@ -237,10 +237,7 @@ class CocoEvaluator(SampleEvaluator):
 
     def _compute(self) -> dict[str, float]:
         """Return bbox/AP, bbox/AP50, … segm/ARl in 0..1; -1, as in pycocotools, where there is no object of that size.
-
-        Raises:
-            DataError: masks are evaluated, but an annotation has none.
-        """
+        Raise a DataError if masks are evaluated, but an annotation has none."""
         truth = self.dataset.ground_truth()
         predictions_by_image = self.select_predictions(truth)
         metrics = {}

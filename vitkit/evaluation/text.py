@@ -123,11 +123,8 @@ class TextEvaluator(SampleEvaluator):
             )
 
     def _compute(self) -> dict[str, float]:
-        """Return those in `metrics` of bleu and chrf, in 0..100 as usually published, and exact_match, in 0..1.
-
-        Raises:
-            DataError: sentences of the dataset have no prediction.
-        """
+        """Return those in `metrics` of bleu and chrf, in 0..100 as usually published, and exact_match, in 0..1; raise a
+        DataError if sentences of the dataset have no prediction."""
         _require_all(self.stored_predictions, self.dataset)
         scores = {name: self._score(name, list(self.stored_predictions.values())) for name in self.reported}
         # A metric only knows the number of references after it was computed.
@@ -259,11 +256,8 @@ class LanguageModelEvaluator(SampleEvaluator):
             self.stored_predictions.setdefault(int(target["index"]), likelihood)
 
     def _compute(self) -> dict[str, float]:
-        """Return perplexity, log_likelihood (mean per token, in nats) and token_accuracy in 0..1.
-
-        Raises:
-            DataError: sentences of the dataset were not evaluated.
-        """
+        """Return perplexity, log_likelihood (mean per token, in nats) and token_accuracy in 0..1; raise a DataError if
+        sentences of the dataset were not evaluated."""
         _require_all(self.stored_predictions, self.dataset)
         tokens, right, log_likelihood = (sum(column) for column in zip(*self.stored_predictions.values()))
         mean = log_likelihood / max(tokens, 1)

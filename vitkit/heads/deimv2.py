@@ -121,11 +121,8 @@ class DEIMv2Head(QueryHead):
 
 
 def _layers_of(layer: str, d_ffn: int, *, gate: bool, activation: str) -> Callable[..., nn.Module]:
-    """Return what makes the decoder's layers, see `DEIMv2Head`.
-
-    Raises:
-        ConfigError: the layer is unknown, it has no such gate, or its width is no even number.
-    """
+    """Return what makes the decoder's layers, see `DEIMv2Head`; raise a ConfigError if the layer is unknown, it has no
+    such gate, or its width is no even number."""
     if layer not in ("deimv2", "dfine"):
         raise ConfigError(f"DEIMv2Head: layer={layer!r}: expected 'deimv2' or 'dfine'.")
     if layer == "dfine":

@@ -277,11 +277,8 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
 
 
 def _single_channel(values: np.ndarray, mode: str, context: str) -> tuple[np.ndarray, str]:
-    """Return one of the channels of an image and its mode if they are equal; otherwise the image as it is.
-
-    Raises:
-        DataError: they are, but what is transparent differs from the rest.
-    """
+    """Return one of the channels of an image and its mode if they are equal; otherwise the image as it is. Raise a
+    DataError if they are, but what is transparent differs from the rest."""
     colors, alpha = values[..., : _GRAY_IN_CHANNELS[mode]], values[..., _GRAY_IN_CHANNELS[mode] :]
     if (colors != colors[..., :1]).any():
         return values, mode

@@ -115,11 +115,7 @@ def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
 
 
 def _count_labeled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> int:
-    """Return the number of pixels with a class.
-
-    Raises:
-        DataError: a class is out of range.
-    """
+    """Return the number of pixels with a class; raise a DataError if a class is out of range."""
     wrong = (labels < _NO_CLASS) | (labels >= num_classes)
     # One transfer from the device for both.
     num_wrong, num_labeled = torch.stack([wrong.sum(), (labels != _NO_CLASS).sum()]).tolist()

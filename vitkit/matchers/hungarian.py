@@ -175,11 +175,7 @@ class HungarianMatcher(Matcher):
         layers: Sequence[Mapping[str, Tensor]],
         targets: Sequence[DetectionTarget],
     ) -> None:
-        """Report the first non-finite cost of (L, T, Q).
-
-        Raises:
-            DataError: its target's label is out of range.
-        """
+        """Report the first non-finite cost of (L, T, Q); raise a DataError if its target's label is out of range."""
         layer, row, query = np.argwhere(~np.isfinite(cost))[0].tolist()
         image, index = [(i, j) for i, target in enumerate(targets) for j in range(len(target["labels"]))][row]
         target = targets[image]

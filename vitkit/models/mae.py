@@ -178,11 +178,8 @@ class MAE(PretrainingModel):
         return self.decoder_pred(self.decoder_norm(x))
 
     def _grid_of(self, images: Tensor) -> tuple[int, int]:
-        """Return the number of rows and columns of patches.
-
-        Raises:
-            DataError: the images' size is not a multiple of the patch size.
-        """
+        """Return the number of rows and columns of patches; raise a DataError if the images' size is not a multiple of
+        the patch size."""
         (height, width), side = images.shape[-2:], self.backbone.patch_size
         if height % side or width % side:
             raise DataError(

@@ -268,11 +268,8 @@ def _stay_in_evaluation(self: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _matching(pattern: str, names: Iterable[str], key: str, kind: str) -> list[str]:
-    """Return the names that a pattern matches, see `LoRA`.
-
-    Raises:
-        ConfigError: one of its alternatives matches none.
-    """
+    """Return the names that a pattern matches, see `LoRA`; raise a ConfigError if one of its alternatives matches
+    none."""
     if not all(text.strip() for text in pattern.split("|")):  # an empty last name would fit all that it is in
         raise ConfigError(f"{key}={pattern!r}: an alternative is empty. Leave out the '|' beside it.")
     if re.search(r"[()]", pattern):

@@ -312,11 +312,7 @@ _MAX_LENGTHENING = 10_000
 
 def _check_lengthening(tokenizer: str) -> None:
     """Check that a tokenizer's steps do not make texts so long that the library would end the process, as it does when
-    memory runs out: each of 60 steps may double them.
-
-    Raises:
-        ValueError: they may, or it is not JSON.
-    """
+    memory runs out: each of 60 steps may double them; raise a ValueError if they may, or it is not JSON."""
     try:
         content = json.loads(tokenizer)
     except RecursionError as error:

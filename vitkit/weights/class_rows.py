@@ -91,11 +91,7 @@ def match_class_rows(
 
 
 def _same_name(name: str, names: Sequence[str]) -> str | None:
-    """Return the name that is the same but for its spelling, or None.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """Return the name that is the same but for its spelling, or None; raise a ConfigError if there are several."""
     if name in names:
         return name
     same = [other for other in names if fold_name(other) == fold_name(name)]

@@ -94,11 +94,7 @@ def fetch_file(
 
 
 def _name_in(url: str) -> str:
-    """Return the last part of a URL's path.
-
-    Raises:
-        CheckpointError: the URL has none.
-    """
+    """Return the last part of a URL's path; raise a CheckpointError if the URL has none."""
     try:
         name = urllib.parse.urlsplit(url).path.rpartition("/")[2]
     except ValueError:
@@ -161,12 +157,8 @@ def _range_of(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
-    """Write an answer to a file, after its first `done` bytes.
-
-    Raises:
-        OSError: the answer is a web page, its length is unknown, too large or not reached, it takes too long, or the
-            disk has less space.
-    """
+    """Write an answer to a file, after its first `done` bytes; raise an OSError if the answer is a web page, its length
+    is unknown, too large or not reached, it takes too long, or the disk has less space."""
     first = b"" if done else response.peek(64).lstrip().lower()  # some pages have another Content-Type
     if "text/html" in response.headers.get("Content-Type", "") or first.startswith((b"<!doctype html", b"<html")):
         raise OSError("the URL leads to a web page: open it in a browser, and download the file there")

@@ -148,11 +148,8 @@ class _Repository:
         return Path(folder)
 
     def _fetch(self, name: str) -> Path:
-        """Return a file's path in the client's cache, where it is stored as the client itself would.
-
-        Raises:
-            CheckpointError: the server names what could leave the cache, or sends another content than it states.
-        """
+        """Return a file's path in the client's cache, where it is stored as the client itself would; raise a
+        CheckpointError if the server names what could leave the cache, or sends another content than it states."""
         storage = Path(constants.HF_HUB_CACHE, f"models--{self.name.replace('/', '--')}")
         path = storage / "snapshots" / self.commit / self._plain(name, "a file")
         if path.is_file():
@@ -216,11 +213,7 @@ class _Repository:
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """Return what the hub answers.
-
-    Raises:
-        TimeoutError: it has not done so within `_ANSWER_SECONDS`.
-    """
+    """Return what the hub answers; raise a TimeoutError if it has not done so within `_ANSWER_SECONDS`."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -337,11 +337,8 @@ def _take_class_rows(
 
 
 def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
-    """Check that parameters that start from random values, wholly or in some rows, will be trained.
-
-    Raises:
-        CheckpointError: parameters would be initialized randomly and stay frozen.
-    """
+    """Check that parameters that start from random values, wholly or in some rows, will be trained; raise a
+    CheckpointError if parameters would be initialized randomly and stay frozen."""
     trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
     frozen = [key for key in keys if not trained.get(key, True)]
     if frozen:
@@ -399,11 +396,8 @@ def _keep_fitting(
 
 
 def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check that each tensor has the same kind as the model's: layout, floating point, complex.
-
-    Raises:
-        CheckpointError: a tensor has another kind, or no data.
-    """
+    """Check that each tensor has the same kind as the model's: layout, floating point, complex; raise a CheckpointError
+    if a tensor has another kind, or no data."""
 
     # Copying would silently turn integers or complex numbers into floats, or the reverse.
     def kind(tensor: Tensor) -> tuple:

@@ -106,10 +106,7 @@ def load_backbone(backbone: Backbone, source: str, *, new_class_head: bool = Tru
 
 def _find_backbone_weights(source: str) -> Located | Mapping[str, Any]:
     """Return the weights that a value of `pretrained` refers to, downloaded the first time; timm's are a state dict.
-
-    Raises:
-        CheckpointError: there are none, or they cannot be downloaded.
-    """
+    Raise a CheckpointError if there are none, or they cannot be downloaded."""
     located = locate(source, PRETRAINED_KINDS)
     if located is None or (located.kind == "checkpoint" and not isfile(source)):
         published = " (a name of the model zoo is for --init, which loads a whole model)" if listed_name(source) else ""

@@ -106,12 +106,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
-    """Read the tensors of all files that an index lists.
-
-    Raises:
-        CheckpointError: the index or a file is missing or damaged, or a file lacks a tensor that the index lists for
-            it.
-    """
+    """Read the tensors of all files that an index lists; raise a CheckpointError if the index or a file is missing or
+    damaged, or a file lacks a tensor that the index lists for it."""
     files = read_weight_map(index)
     state: dict[str, Any] = {}
     for name in list_files_in_index(index):
@@ -186,11 +182,8 @@ def _load_runner(path: Path, *, mmap: bool) -> Mapping[str, Any] | None:
 
 
 def _check_sizes(path: Path, max_compression: int) -> None:
-    """Check that an archive's contents are not larger than it can hold, before they are read into memory.
-
-    Raises:
-        CheckpointError: they are larger.
-    """
+    """Check that an archive's contents are not larger than it can hold, before they are read into memory; raise a
+    CheckpointError if they are larger."""
     if not _is_archive(path):
         return  # reported by whoever reads it
     try:
@@ -207,11 +200,8 @@ def _check_sizes(path: Path, max_compression: int) -> None:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether a file is a zip archive, as `torch.save` writes.
-
-    Raises:
-        CheckpointError: its table of contents is damaged.
-    """
+    """Whether a file is a zip archive, as `torch.save` writes; raise a CheckpointError if its table of contents is
+    damaged."""
     try:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile as error:  # up to Python 3.12, for a damaged end of a large archive
@@ -219,11 +209,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
-    """Verify the checksums in the file.
-
-    Raises:
-        CheckpointError: a checksum is wrong.
-    """
+    """Verify the checksums in the file; raise a CheckpointError if a checksum is wrong."""
     # `torch.load` does not verify them, so damage would change weights unnoticed.
     if not _is_archive(path):
         return  # an older format, or a truncated file, which `torch.load` reports

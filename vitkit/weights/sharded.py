@@ -185,11 +185,7 @@ class _StoredChunk(NamedTuple):
 
 
 def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
-    """Return the metadata that was passed to `_describe`.
-
-    Raises:
-        CheckpointError: the description is incomplete.
-    """
+    """Return the metadata that was passed to `_describe`; raise a CheckpointError if the description is incomplete."""
     # dcp's own description of the folder, a pickle, is never opened: it could run code, and torch 2.6 cannot read what
     # torch 2.15 writes there.
     tensors, storage = {}, {}
@@ -209,11 +205,7 @@ def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
 
 
 def _fill(checkpoint: Path, shards: Mapping[str, Any], metadata: Metadata, tensors: Mapping[str, Tensor]) -> None:
-    """Read full tensors, or this rank's shards of DTensors.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+    """Read full tensors, or this rank's shards of DTensors; raise a CheckpointError if a file cannot be read."""
     # Not `dcp.load`, in which each rank waits for the others.
     reader = dcp.FileSystemReader(_folder(checkpoint, shards))
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)

@@ -59,11 +59,8 @@ class MixedDataset(BaseImageDataset):
         self._labels_of = [np.array([label_of[n] for n in d.classes or ()], np.int64) for d in self.datasets]
 
     def _join_keypoints(self) -> None:
-        """Put the keypoints of all datasets in the order of the first.
-
-        Raises:
-            ConfigError: only some have keypoints, or they have others.
-        """
+        """Put the keypoints of all datasets in the order of the first; raise a ConfigError if only some have keypoints,
+        or they have others."""
         names = [() if dataset.keypoints is None else dataset.keypoints.names for dataset in self.datasets]
         if len({frozenset(each) for each in names}) > 1:
             shown = " and ".join(", ".join(each)[:100] or "none" for each in dict.fromkeys(names))

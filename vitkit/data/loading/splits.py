@@ -148,11 +148,7 @@ def _take_classes(dataset: Dataset, record: Mapping[str, Any]) -> None:
 
 
 def _take_keypoints(dataset: Dataset, names: Sequence[str], owner: str, remedy: str) -> None:
-    """Put a dataset's keypoints in the order of these names.
-
-    Raises:
-        DataError: they are others.
-    """
+    """Put a dataset's keypoints in the order of these names; raise a DataError if they are others."""
     own = list(dataset.keypoints.names)
     if set(own) != set(names):
         lacking = [name for name in names if name not in own]
