@@ -338,13 +338,8 @@ def _create(name: str, **options: Any) -> nn.Module:
 
 
 def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, FeatureInfo]]:
-    """Return feature name -> timm's index, and feature name -> its info; fine to coarse.
-
-    Args:
-        options: arguments of timm's constructor.
-    Raises:
-        ConfigError: the model has no feature maps.
-    """
+    """Return feature name -> timm's index, and feature name -> its info, fine to coarse, of a model with these options;
+    raise a ConfigError if it has no feature maps."""
     try:
         with torch.device("meta"):
             info = _create(name, features_only=True, **options).feature_info

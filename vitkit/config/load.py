@@ -255,11 +255,7 @@ def _naming_line(path: Path) -> Iterator[None]:
 
 
 def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
-    """Run a Python file as a separate module.
-
-    Args:
-        source: the file's content, if it was already read.
-    """
+    """Run a Python file as a separate module, by its content `source` if it was already read."""
     name = f"vitkit_user_{path.stem}_{hashlib.sha1(str(path.resolve()).encode()).hexdigest()[:12]}"
     module = types.ModuleType(name)
     module.__file__ = str(path)

@@ -55,7 +55,7 @@ _UNREAD_IMAGES = {suffix for suffixes in _SUFFIXES.values() for suffix in suffix
 SPLITS = ("train", "val", "test")
 _WORDS_OF_SPLITS = {
     "train": ("train", "training", "minitrain"),
-    "val": ("val", "valid", "validation", "dev", "minival"),
+    "val": ("val", "valid", "validation", "dev", "minival", "eval", "evaluation"),
     "test": ("test", "testing"),
 }
 _SPLIT_OF_WORD = {word: split for split, words in _WORDS_OF_SPLITS.items() for word in words}
@@ -303,6 +303,8 @@ class ImageFiles:
         self._folders = [one_form(part) for part in folder.resolve().parts]
         self._named: dict[tuple[str, str | None], tuple[int, str]] = {}
         """File and split (None: `expect`) -> how many folders of the path that names it are its own, and that path."""
+        self._lists_own_folders = False
+        """Whether a path was expected that begins with all folders of its file, so that others do, too."""
 
     def expect(self, listed: Iterable[Sequence[str]]) -> None:
         """Look at all names that will be asked for, each with its alternatives: of several paths for one file, the one
@@ -310,6 +312,7 @@ class ImageFiles:
         for names in listed:
             if found := self._match(names, None, frozenset()):
                 file, agreement, path = found
+                self._lists_own_folders |= 0 < file.count("/") <= agreement
                 if agreement > self._named.get((file, None), (-1, ""))[0]:
                     self._named[file, None] = agreement, path
 
@@ -331,6 +334,8 @@ class ImageFiles:
         if found is None:
             return None
         file, agreement, path = found
+        if self._lists_own_folders and "/" in path and agreement < file.count("/"):
+            return None  # it is in a folder that is not there
         most, other = self._named.setdefault((file, split), (agreement, path))
         # Otherwise it is the photo of another folder, which is not there.
         if agreement < max(most, self._named.get((file, None), (0, ""))[0]):
@@ -341,6 +346,14 @@ class ImageFiles:
                 f"'{self.folder}'. Add the missing image, or give the folder that contains both of their folders."
             )
         return file
+
+    def matches(self, names: Iterable[str]) -> set[str]:
+        """Return the files that these names would find, each for itself, of those that find one."""
+        found = set()
+        for name in names:
+            with suppress(DataError):  # several
+                found |= {*(self._match([name], None, frozenset()) or ())[:1]}
+        return found
 
     def _match(self, names: Sequence[str], split: str | None, other_splits: Set[str]) -> tuple[str, int, str] | None:
         """Return the file that the first matching name refers to, how many of its folders agree with the name's, and
@@ -386,7 +399,7 @@ class ImageFiles:
     def _agreement(self, path: PurePosixPath, file: str) -> int:
         """Return how many of the last folders of a path and of a file are the same."""
         own = [*self._folders, *PurePosixPath(one_form(file)).parts[:-1]]
-        pairs = zip(reversed(path.parts[:-1]), reversed(own))
+        pairs = zip(*(map(str.casefold, reversed(parts)) for parts in (path.parts[:-1], own)))
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def size(self, name: str) -> tuple[int, int]:

@@ -374,12 +374,8 @@ def _keep_fitting(
     strict: bool,
     partial: bool,
 ) -> dict[str, Tensor]:
-    """Return the entries that the model has; record the others.
-
-    Raises:
-        CheckpointError: there are none; or, unless loading is partial, one has another shape, or, if it is strict, one
-            is missing or unexpected.
-    """
+    """Return the entries that the model has; record the others. Raise a CheckpointError if there are none; or, unless
+    loading is partial, one has another shape, or, if it is strict, one is missing or unexpected."""
     if partial:
         for key in [key for key in state if key in expected and state[key].shape != expected[key].shape]:
             report.misshapen[key] = tuple(state.pop(key).shape), tuple(expected[key].shape)

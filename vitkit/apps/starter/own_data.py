@@ -127,6 +127,8 @@ def read_detection(
     parts = {"test": data.split("test")} if data.splits.get("test") else {}
     if parts and not parts["test"].annotations:
         notes.append(f"{pluralize(len(parts.pop('test').images), 'test images', 'have')} no objects, and are not used")
+    if train and (absent := file_names.keys() - set().union(*data.splits.values())):
+        left_out["images that are in no split"] = [file_names[number] for number in sorted(absent)]
     if train and (not val or train == val):
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():

@@ -286,13 +286,8 @@ class CocoDetection(ListedObjects):
 
 
 def _with_keypoints(table: AnnotationTable, number: int, name: str) -> AnnotationTable:
-    """Return the table of the images with at least a number of labeled keypoints.
-
-    Args:
-        name: the annotation file's, for messages.
-    Raises:
-        DataError: no image has so many.
-    """
+    """Return the table of the images with at least a number of labeled keypoints; raise a DataError, which begins with
+    the annotation file's name, if no image has so many."""
     labeled = (table.keypoints[..., 2] > 0).sum(axis=1)
     (indices,) = np.nonzero(np.bincount(table.image_indices(), labeled, len(table.image_ids)) >= number)
     lacking = f"fewer than {pluralize(number, 'labeled keypoints')}"

@@ -342,11 +342,8 @@ def first_images(images: list[dict[str, Any]], count: int | None) -> list[dict[s
 
 
 def _clip_boxes(objects: Sequence[Mapping[str, Any]], sizes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the boxes of objects clipped to their images, (N, 4) float32 xyxy, and the number that was beyond.
-
-    Args:
-        sizes: (N, 2) int64, (height, width) of the object's image.
-    """
+    """Return the boxes of objects, (N, 4) float32 xyxy, clipped to their images' (height, width), (N, 2) int64, and the
+    number that was beyond."""
     coordinates = chain.from_iterable(annotation["bbox"] for annotation in objects)
     boxes = np.fromiter(coordinates, np.float64, 4 * len(objects)).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
@@ -360,11 +357,8 @@ def _clip_boxes(objects: Sequence[Mapping[str, Any]], sizes: np.ndarray) -> tupl
 
 
 def _read_keypoints(objects: Sequence[Mapping[str, Any]], count: int, sizes: np.ndarray) -> np.ndarray:
-    """Return the keypoints of objects, (N, count, 3) float32, zeros where they are not labeled or not annotated.
-
-    Args:
-        sizes: (N, 2) int64, (height, width) of the object's image, to which points are clipped.
-    """
+    """Return the keypoints of objects, (N, count, 3) float32, clipped to their images' (height, width), (N, 2) int64;
+    zeros where they are not labeled or not annotated."""
     keypoints = np.array([a.get("keypoints") or [0] * (3 * count) for a in objects], np.float32)
     keypoints = keypoints.reshape(len(objects), count, 3)
     keypoints[..., :2] = keypoints[..., :2].clip(0, sizes[:, None, ::-1])

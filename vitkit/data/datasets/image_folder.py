@@ -154,6 +154,8 @@ class ImageFolder(ListedFiles):
         start = len(Path(folder).parts)
         parts = [path.parts[start:] for path in image_files(Path(folder))]
         _check_depth(Path(folder), classes, parts)
+        if beside := [p[0] for p in parts if len(p) == 1]:
+            logger.warning("'%s': left out images in no class folder: %d, such as '%s'", folder, len(beside), beside[0])
         # Files of a folder come before those of its subfolders.
         parts = sorted((p for p in parts if len(p) > 1), key=lambda p: (p[0], os.sep.join(p[:-1]), p[-1]))
         self.list_files(folder, [os.sep.join(p) for p in parts], [label_of[p[0]] for p in parts])
@@ -173,10 +175,10 @@ def _check_depth(folder: Path, names: Sequence[str], files: Sequence[Sequence[st
             return
         if len(parts) > 2:
             inside[parts[0]].add(parts[1])
-    first = inside[names[0]]
-    if len(names) > 1 and len(first) > 1 and all(folders == first for folders in inside.values()):
+    common = set.intersection(*inside.values())
+    if len(names) > 1 and len(common) > 1:
         raise DataError(
-            f"'{folder}': {', '.join(names)} contain only folders, the same in each ({', '.join(sorted(first))}). "
+            f"'{folder}': {', '.join(names)} contain only folders, the same in each ({', '.join(sorted(common))}). "
             f"If they are splits, give one of them, '{folder / names[0]}'; if they are classes, put the images of each "
             "into its folder itself."
         )

@@ -72,7 +72,7 @@ class SemanticFolder(BaseImageDataset):
         names: Sequence[str] | str | Path | None = None,
         transforms: Spec | Transforms | None = None,
     ):
-        self._value_of_color = {} if colors is None else parse_class_file(colors).colors
+        self._value_of_color: dict[int, int] = {}
         if isinstance(classes, str | Path):
             numbered, self._value_of_color, ignored = parse_class_file(classes)
             if zero_is_ignored and self._value_of_color:
@@ -89,6 +89,13 @@ class SemanticFolder(BaseImageDataset):
         first = int(zero_is_ignored)
         self.category_ids = list(range(first, first + len(classes))) if values is None else list(values)
         self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
+        if colors is not None:
+            # By name, as an export of the file with other numbers has the same colors.
+            names_of, numbers = parse_class_file(colors)[:2]
+            if lacking := [name for name in self.classes if name not in names_of.values()]:
+                raise DataError(f"colors: '{colors}' has no {lacking[0]!r}. {nearest(lacking[0], names_of.values())}")
+            values = dict(zip(self.classes, self.category_ids))
+            self._value_of_color = {c: values.get(names_of.get(n), IGNORE_INDEX) for c, n in numbers.items()}
         self._label_of_value = self._label_table()
         self._files = pair_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         self.image_ids = list(self._files)

@@ -12,6 +12,7 @@ from vitkit.io.folders import ImageFiles, is_hidden
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import describe_wrong_segmentation, polygon_box, round_pixels
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -218,6 +219,16 @@ def add_image_file(
         return None
     data.add_image(name, width, height, split)
     return data.images[-1]
+
+
+def note_other_images(data: AnnotatedImages, files: ImageFiles, names: Mapping[Path, Sequence[str]]) -> None:
+    """Note the annotation files that state another image than the one of their own name, which is taken."""
+    others = [path.name for path, of_file in names.items() if len(files.matches(of_file)) > 1]
+    if others:
+        data.notes.append(
+            f"{pluralize(len(others), 'files', 'state')} another image than that of their own name, which is taken, "
+            f"such as {others[0]}"
+        )
 
 
 def single_file(annotations: Path, pattern: str) -> Path:

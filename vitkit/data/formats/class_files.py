@@ -19,6 +19,8 @@ from vitkit.structures import IGNORE_INDEX
 
 CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
 _COLORED_LINE = re.compile(r"(.+?):(-?\d{1,9}),(-?\d{1,9}),(-?\d{1,9})(:.*)?")
+_COMMENT = re.compile(r"#+(\s|$)")
+"""The beginning of a comment, unlike that of the name "#7up"."""
 _NO_VALUE = (1 << 16) - 1
 _GRAY_STEP = 32
 """The least distance of gray levels that stand for classes in a drawing program; numbers of classes lie closer."""
@@ -50,7 +52,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
     context = f"classes: '{path}'"
     if path.suffix.lower() != ".json":
         lines = read_lines(path, "classes", remedy="Give a file with a name in each line.")
-        ignored, entries = None, _entries_of([line for _, line in lines], context)
+        ignored, entries = None, _entries_of(lines, context)
     else:
         entries = read_json(path, key="classes", remedy="Give a file with the names of the classes.")
         ignored = entries.get("ignore_index") if isinstance(entries, dict) else None
@@ -84,17 +86,23 @@ def read_class_values(path: Path, colors: dict[int, int], *, max_pixels: int = M
     """Read a label image of classes, whose pixels hold their values or, where a class file names them, their colors.
 
     Args:
-        colors: see `ClassFile`.
+        colors: see `ClassFile`. An image with a palette has these colors if its palette has no others, apart from that
+            of 255; otherwise its numbers are the values.
     Returns:
         (H, W) uint8 or uint16 values.
     Raises:
         DataError: the file cannot be read, or contains a color that is not in `colors`.
         LossyImageError: it is stored in a form that changes its values, such as JPEG.
     """
-    if not colors or has_one_channel(path):
-        return read_label_map(path, max_pixels=max_pixels)
+    mode = read_header(path, "labels", max_pixels=max_pixels).mode if colors else "L"
+    numbers = read_label_map(path, max_pixels=max_pixels) if mode in ONE_CHANNEL_MODES else None
+    if numbers is not None and mode != "P":
+        return numbers
     ids = colors_to_ids(read_label_colors(path, max_pixels=max_pixels))
     values = replace_values(ids, colors, dtype=np.uint16, default=_NO_VALUE)
+    if numbers is not None:
+        void = (values == _NO_VALUE) & (numbers == IGNORE_INDEX)
+        return np.where(void, numbers, values) if (void | (values != _NO_VALUE)).all() else numbers
     if (values == _NO_VALUE).any():
         wrong = int(ids[values == _NO_VALUE][0])
         rgb = wrong & 255, wrong >> 8 & 255, wrong >> 16
@@ -157,12 +165,17 @@ def _number_classes(names: list | dict, context: str) -> list[tuple[int, str]]:
     ]
 
 
-def _entries_of(lines: list[str], context: str) -> list[Any]:
+def _entries_of(numbered: list[tuple[int, str]], context: str) -> list[Any]:
     """Return names or, if every line has a color, objects with `id`, `name` and `color`."""
-    lines = [line for line in lines if not line.startswith("#")]
+    lines = [line for _, line in numbered if not line.startswith("#")]
     matches = [_COLORED_LINE.fullmatch(line) for line in lines]
     if not any(matches):
-        return lines
+        if blank := next((k for k, (number, _) in enumerate(numbered, start=1) if number != k), None):
+            raise DataError(
+                f"{context}: line {blank} is blank, and names of classes follow, whose numbers are those of their "
+                "lines. Write the name of a class there, or remove the line."
+            )
+        return [line for _, line in numbered if not _COMMENT.match(line)]
     if not all(matches):
         wrong = reprlib.repr(lines[matches.index(None)])
         raise DataError(f"{context}: {wrong} has no color NAME:R,G,B, and other lines have. Correct it.")

@@ -21,8 +21,9 @@ from vitkit.io.segmentations import is_side, polygon_fields
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
 _CLASS = ("class", "label", "category", "class_name", "name", "labelname", "category_name")
 _SPLIT = ("split", "subset", "set")
-_GROUP = "isgroupof"
-"""Open Images' column of boxes around several objects of a class, which are crowds."""
+_FLAGS = {"isgroupof": "iscrowd", "iscrowd": "iscrowd", "difficult": "difficult"}
+"""Columns of flags -> their fields; Open Images' first one marks boxes around several objects, which are crowds."""
+_SET = ("1", "1.0", "true", "yes")
 _CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x0", "y0", "x1", "y1"), ("x1", "y1", "x2", "y2"),
             ("left", "top", "right", "bottom"))  # fmt: skip
 _SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"),
@@ -105,7 +106,10 @@ def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name:
     boxes, order = _box_columns(columns, path)
     class_column = None
     if len(boxes) > 1 or {*_CLASS} & {*columns}:
-        class_column = _column(columns, _CLASS, "the class", path)
+        class_column = first = _column(columns, _CLASS, "the class", path)
+        texts = (name for name in _CLASS if name in columns and not _has_numbers(table.rows, name))
+        if _has_numbers(table.rows, first) and (class_column := next(texts, first)) != first:
+            data.notes.append(f"the class is the column {class_column!r} of {path.name}, as {first!r} has only numbers")
     else:  # Kaggle's tables of a single class
         data.notes.append(f"no column of {path.name} is the class: all objects are called 'object'")
     split_column = next((name for name in _SPLIT if name in columns), None)
@@ -144,10 +148,15 @@ def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name:
         fields = _fields([min(value, 1.0) * sides[k % 2] for k, value in enumerate(box)] if fractions else box, order)
         if min(fields["bbox"][2:]) < 0:
             raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Swap its ends.")
-        data.add_object(image["id"], label, **fields, iscrowd=int(row.get(_GROUP, "").strip() in ("1", "true", "True")))
+        flags = {field: 1 for column, field in _FLAGS.items() if row.get(column, "").strip().lower() in _SET}
+        data.add_object(image["id"], label, **fields, **flags)
     if len(boxes) == 1:
         data.notes.append(f"the column {boxes[0]!r} is read as [x, y, width, height]")
         _check_sizes(data, num_before, f"{path.name}: the column {boxes[0]!r}")
+
+
+def _has_numbers(rows: Sequence[tuple[int, Mapping[str, str]]], column: str) -> bool:
+    return all(_NUMBER.fullmatch(row[column]) for _, row in rows)
 
 
 def _fields(numbers: Sequence[float], order: str) -> dict[str, Any]:
@@ -221,7 +230,10 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
         columns = [name.strip().lower() for name in first]
         lines = lines[1:]
     if repeated := [name for name in columns if name and columns.count(name) > 1]:
-        raise DataError(f"{path.name}: two columns are called {repeated[0]!r:.200}. Remove or rename one.")
+        remedy = "Remove or rename one"
+        if _NUMBER.fullmatch(repeated[0]):
+            remedy = "If it has no header, write one as the first line, such as file,xmin,ymin,xmax,ymax,class"
+        raise DataError(f"{path.name}: two columns are called {repeated[0]!r:.200}. {remedy}.")
     for number, row in lines:
         if len(row) != len(columns):
             raise DataError(f"{path.name} line {number}: {len(row)} columns; expected {len(columns)}, as in the first.")

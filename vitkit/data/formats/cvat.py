@@ -5,6 +5,7 @@ skeleton become keypoints, with the limbs that its label draws; its box is the o
 one around its points.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from vitkit.io.segmentations import (
     rotate_box,
     round_pixels,
 )
+from vitkit.text_format import pluralize
 
 
 def is_cvat_file(path: Path) -> bool:
@@ -50,6 +52,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     keypoints = _read_labels(data, root, path)
     drawn = _read_limbs(root, keypoints, path)
     entries: dict[str, dict[str, Any]] = {}
+    shared: list[str] = []
     files.expect([_path_of(element, files.folder)] for element in root.iterfind("image"))
     for element in root.iterfind("image"):
         listed = _path_of(element, files.folder)
@@ -61,6 +64,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         if not is_side(width) or not is_side(height):
             raise DataError(f"annotations: '{path}': image {listed!r} is {width}x{height} pixels. Correct its size.")
         subset, task = element.get("subset", ""), element.get("task_id", "")
+        recording = f"task {task}" if task else f"subset {subset}"
         split = split_of(subset)
         if name not in entries:
             data.add_image(name, width, height)
@@ -73,16 +77,28 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
             )
         if split is not None:
             data.add_to_split(image["id"], split)
+        if task and data.recordings.get(image["id"], recording) != recording:
+            shared.append(name)
         if task or (subset and split is None):
-            data.recordings[image["id"]] = f"task {task}" if task else f"subset {subset}"
+            data.recordings[image["id"]] = recording
         check_count(len(element), f"annotations: '{path}': {name!r}")
         boxes = {_group(shape): shape for shape in element.iterfind("box") if shape.get("group_id")}
-        skeletons = {_group(shape) for shape in element.iterfind("skeleton")}
+        counts = Counter((shape.tag, _group(shape)) for shape in element)
         for shape in element:
+            group = _group(shape)
+            is_pair = counts["box", group] == 1 == counts["skeleton", group]
             if shape.tag == "skeleton":
-                _add_skeleton(data, image, shape, boxes.get(_group(shape)), keypoints, path)
-            elif shape.tag != "box" or boxes.get(_group(shape)) is not shape or _group(shape) not in skeletons:
+                _add_skeleton(data, image, shape, boxes.get(group) if is_pair else None, keypoints, path)
+            elif shape.tag == "box" and group in boxes and counts["skeleton", group]:
+                if not is_pair:
+                    data.leave_out("boxes of a group of several skeletons or boxes of one label", image["file_name"])
+            else:
                 _add_shape(data, image, shape, path)
+    if shared:
+        data.notes.append(
+            f"{pluralize(len(shared), 'images', 'are')} of the name of another task's, such as {shared[0]}: their "
+            "objects are on one file. If they are others: give the folder and the XML file of each task"
+        )
     for category in data.categories:
         if keypoints.get(category["name"]):
             category["keypoints"] = names = keypoints[category["name"]]
@@ -192,6 +208,8 @@ def _add_shape(data: AnnotatedImages, image: Mapping[str, Any], shape: ElementTr
         return
     label = data.strip_name(shape.get("label") or "", f"annotations: '{path}': the label of a {shape.tag}")
     flags = {"occluded": 1} if shape.get("occluded") == "1" else {}
+    if shape.findtext("attribute[@name='difficult']") in ("1", "true"):
+        flags["difficult"] = 1
     data.add_object(image["id"], label, **fields, **flags, **_score(shape))
 
 

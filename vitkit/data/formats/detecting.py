@@ -168,7 +168,7 @@ def _formats_of(paths: list[Path]) -> dict[str, str]:
     """Return each format that a file appears to have, with the name of the first such file."""
     formats: dict[str, str] = {}
     for suffix in _SUFFIXES:
-        files = (path for path in paths if path.suffix.lower() == suffix and path.is_file())
+        files = (path for path in paths if path.suffix.lower() == suffix and path.is_file() and path.stat().st_size)
         for path in itertools.islice(files, _MAX_SNIFFED):
             with suppress(OSError, DataError):
                 if name := _format_of(path, suffix):

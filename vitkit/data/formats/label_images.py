@@ -89,8 +89,8 @@ def read_semantic_maps(annotations: Path, images: Path | None, *, regions: bool 
 
 
 def _read(format: str, annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
-    if images is None:
-        raise DataError(f"images: label images in '{annotations}' also need the folder of their images. Give it.")
+    if images is None or images.resolve() == annotations.resolve():
+        raise DataError(f"images: label images in '{annotations}' also need the folder of their photos. Give it.")
     labels, files = ImageFiles(annotations), ImageFiles(images)
     data = AnnotatedImages(format, annotations, images)
     class_file = find_class_file(annotations)
@@ -150,6 +150,8 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
         if name not in used:
             data.leave_out("images without a label image", name)
     if not data.images:
+        if UNREADABLE in data.left_out:
+            raise DataError(data.left_out[UNREADABLE][0])
         raise DataError(
             f"'{annotations}': no label image has its image below '{images}'. Give folders that belong together."
         )
@@ -157,20 +159,19 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
 
 
 def _image_of(label_name: str, files: ImageFiles) -> str | None:
-    """Find the image of a label image: by its name, or by the part of it before an underscore."""
-    name = Path(label_name).with_suffix("").as_posix()
+    """Find the image of a label image: by its name, or by the part of it before an underscore and not only digits."""
+    name = stem = Path(label_name).with_suffix("").as_posix()
     while True:
-        if (image := files.find(name)) is not None or "_" not in Path(name).name:
+        is_other_number = name != stem and not any(map(str.isalpha, stem[len(name) :]))  # s_2 is not of s.jpg
+        image = None if is_other_number else files.find(name)
+        if image is not None or "_" not in Path(name).name:
             return image
         name = name.rpartition("_")[0]
 
 
 def _read_values(path: Path, colors: dict[int, int], *, is_gray: bool = False) -> np.ndarray:
-    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B.
-
-    Args:
-        is_gray: the channels of all label images are equal, and one of them is read.
-    """
+    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B, or, if
+    `is_gray`, one of its channels, which are equal in all label images."""
     if colors or is_gray or has_one_channel(path):
         return read_class_values(path, colors)
     return colors_to_ids(read_label_colors(path))
@@ -195,12 +196,15 @@ def _rule_of_classes(
     is_gray = max(pixels, default=0) >= _GRAY and not any(value % _GRAY for value in pixels)
     if is_gray:
         pixels = Counter({value // _GRAY: count for value, count in pixels.items()})
-    without = {value for value in pixels if is_void(value, pixels, names)}
+    # In colors, 255 is red.
+    is_colored = not colors and not is_gray and not all(has_one_channel(folder / name) for name in files)
+    without = {value for value in pixels if not is_colored and is_void(value, pixels, names)}
     background = {value for value, name in names.items() if name.lower() in _BACKGROUND}
     if not names and (has_gray_levels(pixels) or len(pixels.keys() - without) == 2):
         background = {0}
     what = f"{', '.join(map(str, background))} is the background, without objects"
-    return without | background, is_gray, describe_255(pixels, names) + _describe(what, pixels, background)
+    about_255 = [] if is_colored else describe_255(pixels, names)
+    return without | background, is_gray, about_255 + _describe(what, pixels, background)
 
 
 def _rule_of_instances(folder: Path, files: Iterable[str]) -> tuple[set[int], bool, list[str]]:

@@ -6,6 +6,7 @@ nobody has labeled and is left out, unless no task has any: then its predictions
 Brush strokes and key points are left out.
 """
 
+import codecs
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -34,7 +35,8 @@ def is_label_studio_file(path: Path) -> bool:
     content = path.read_bytes()
     has_results = b'"annotations"' in content or b'"predictions"' in content
     is_page = any(f'"{key}"'.encode() in content for key in _PAGES)
-    return (content.lstrip().startswith(b"[") or is_page) and b'"data"' in content and has_results
+    is_list = content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    return (is_list or is_page) and b'"data"' in content and has_results
 
 
 def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages:
@@ -57,7 +59,9 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
     names = []
     for task, context in zip(tasks, contexts):
         listed = _image_name(task["data"], context)
-        names.append((listed, *_UPLOADED.findall(listed.rpartition("/")[2])))
+        uploaded = _UPLOADED.findall(listed.rpartition("/")[2])
+        is_date = listed.rpartition("/")[2][:8].isdecimal() and "upload/" not in listed
+        names.append((listed, *uploaded * (not is_date)))
     files.expect(names)
     for task, context, (listed, *others) in zip(tasks, contexts, names):
         name = files.find(listed, *others)
@@ -108,7 +112,8 @@ def _image_name(data: Mapping[str, Any], context: str) -> str:
     """Return the file that a task's data names, which may be a URL or a path of Label Studio's server."""
     texts = [value for value in data.values() if isinstance(value, str)]
     # "?d=" names a file below the server's folder of local files.
-    names = [parse_qs(urlsplit(text).query).get("d", [unquote(urlsplit(text).path) or text])[0] for text in texts]
+    urls = [urlsplit(text.replace("#", "%23")) for text in texts]  # a part of the name
+    names = [parse_qs(url.query).get("d", [unquote(url.path) or text])[0] for url, text in zip(urls, texts)]
     images = [name.lstrip("/") for name in names if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
     if not images:
         raise DataError(f"{context}: its data names no image, but {str(texts)[:80]}. Export tasks of images.")
@@ -130,6 +135,9 @@ def _add_task(
         return
     check_count(len(results), context)
     for result in results:
+        if isinstance(result, dict) and result.get("type") == "relation":
+            data.leave_out("relations between objects", image["file_name"])
+            continue
         value = result.get("value") if isinstance(result, dict) else None
         if not isinstance(value, dict):
             raise DataError(f"{context}: a result is {result!r:.80}; expected an object with a value. Export it again.")
@@ -167,6 +175,9 @@ def _fields(kind: Any, value: Mapping[str, Any], image: Mapping[str, Any], conte
     def percent(number: Any, side: str) -> float:
         return coordinate(number, f"{context}: a coordinate in percent") / 100 * image[side]
 
+    if kind == "labels":  # those of a shape with a tag of its own
+        forms = {"points": "polygonlabels", "radiusX": "ellipselabels", "width": "rectanglelabels"}
+        kind = next((form for key, form in forms.items() if key in value), kind)
     if kind == "polygonlabels":
         points = value.get("points")
         is_outline = isinstance(points, list) and len(points) >= 3

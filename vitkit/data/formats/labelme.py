@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, check_mask_size
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, check_mask_size, note_other_images
 from vitkit.errors import DataError
 from vitkit.io.folders import ImageFiles, data_files
 from vitkit.io.json_files import read_json
@@ -59,6 +59,7 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
         names[path] = f"{inside}/{path.stem}", f"{inside}/{content.get('imagePath') or '?'}"
         contents[path] = content
     files.expect(names.values())
+    note_other_images(data, files, names)
     for path, content in contents.items():
         name = files.find(*names[path])
         if name is None:
@@ -78,27 +79,31 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
         return
     check_count(len(content["shapes"]), f"annotations: '{path}'")
     groups: dict[Any, list[list[float]]] = {}
+    flags: dict[Any, dict[str, int]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
         context = f"annotations: '{path}': shape {number}"
         if not isinstance(shape, dict):
             raise DataError(f"{context} is {reprlib.repr(shape)}; expected an object, {{...}}. Correct it.")
         label, kind = class_name(shape.get("label"), f"{context}: its label"), shape.get("shape_type") or "polygon"
         points = _points(shape.get("points"), context)
+        flag = {"difficult": 1} if shape.get("difficult") is True else {}  # X-AnyLabeling's
         if label in _NO_OBJECTS:
             data.leave_out(f"shapes labeled {label}", f"{path.name} shape {number}")
         elif kind == "mask":
-            data.add_object(image["id"], label, **_mask(shape, points, image, context))
+            data.add_object(image["id"], label, **_mask(shape, points, image, context), **flag)
         elif kind == "rectangle" and len(points) == 2 and shape.get("group_id") is None:
             (x0, y0), (x1, y1) = points
-            data.add_object(image["id"], label, [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)])
+            data.add_object(image["id"], label, [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)], **flag)
         elif (polygon := _polygon(kind, points)) is not None:
             group = shape.get("group_id")
-            groups.setdefault((label, f"shape {number}" if group is None else repr(group)), []).append(polygon)
+            key = label, f"shape {number}" if group is None else repr(group)
+            groups.setdefault(key, []).append(polygon)
+            flags.setdefault(key, {}).update(flag)
         else:
             shown = kind if kind in _POINTS else f"{kind!r:.50}"
             data.leave_out(f"shapes of type {shown}", f"{path.name} shape {number}")
-    for (label, _), polygons in groups.items():
-        data.add_object(image["id"], label, **polygon_fields(polygons))
+    for key, polygons in groups.items():
+        data.add_object(image["id"], key[0], **polygon_fields(polygons), **flags[key])
 
 
 def _points(points: Any, context: str) -> list[tuple[float, float]]:

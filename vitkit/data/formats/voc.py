@@ -6,16 +6,16 @@ classes.txt, if it exists, otherwise by name. The flags `difficult`, `truncated`
 """
 
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
 import numpy as np
 
-from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
+from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, note_other_images, read_head
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.errors import DataError
-from vitkit.io.folders import ImageFiles, data_files, one_form, split_folders, split_of
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, one_form, split_folders, split_of
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.segmentations import rotate_box
 from vitkit.io.text_files import read_lines
@@ -69,6 +69,7 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         inside = path.relative_to(folder).parent.as_posix()
         names[path] = f"{inside}/{path.stem}", f"{inside}/{_text(root, 'filename', path) or path.stem}"
     files.expect(names.values())
+    note_other_images(data, files, names)
     for path, root in roots.items():
         name = files.find(*names[path])
         if name is None:
@@ -152,19 +153,33 @@ def _read_classes(folder: Path) -> list[str]:
     return list(parse_class_file(file).names.values()) if file else []
 
 
+def _keys(name: str) -> list[str]:
+    """Return what the name of an image may be known by: its path and its last parts, in one case, without ending."""
+    path = PurePosixPath(one_form(name).replace("\\", "/").casefold())
+    parts = (path.with_suffix("") if path.suffix in IMAGE_SUFFIXES else path).parts
+    return ["/".join(parts[k:]) for k in range(len(parts))]
+
+
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:
     """Set the splits that ImageSets/Main or the folders of the images name."""
-    lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if split_of(path.stem)}
-    by_stem = {Path(one_form(image["file_name"])).with_suffix("").as_posix(): image["id"] for image in data.images}
-    for name, path in sorted(lists.items()):
-        lines = read_lines(path, "annotations", remedy="Expected an image's name in each line.")
-        # A class's list has a number after each name, which may have blanks.
-        options = [(one_form(line), *one_form(line).rsplit(maxsplit=1)) for _, line in lines]
-        stems = [next((text for text in texts[:2] if text in by_stem), texts[0]) for texts in options]
-        data.splits[split_of(name)] = [by_stem[stem] for stem in stems if stem in by_stem]
-        for stem in stems:
-            if stem not in by_stem:
-                data.leave_out(f"names in {path.name} without annotated image", stem)
+    lists = {path: split_of(path.stem) for path in sorted((folder / "ImageSets" / "Main").glob("*.txt"))}
+    if "train" not in lists.values():
+        lists |= {path: "train" for path in lists if path.stem == "trainval"}
+    ids: dict[str, set[int]] = {}
+    for image in data.images:
+        for key in _keys(image["file_name"]):
+            ids.setdefault(key, set()).add(image["id"])
+    ids |= {_keys(image["file_name"])[0]: {image["id"]} for image in data.images}
+    lists = {path: split for path, split in lists.items() if split}
+    for path, split in lists.items():
+        for _, line in read_lines(path, "annotations", remedy="Expected an image's name in each line."):
+            # After a name, which may have blanks, a class's list has a number, others the path of the XML file.
+            texts = (line, line.rsplit(maxsplit=1)[0], line.split()[0])
+            found = next((ids[key] for text in texts for key in _keys(text) if len(ids.get(key, ())) == 1), None)
+            if found:
+                data.add_to_split(*found, split)
+            else:
+                data.leave_out(f"names in {path.name} without annotated image", line)
     tops = {image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
     split_of_top = split_folders(tops)
     for image in data.images if not lists and tops == split_of_top.keys() else ():

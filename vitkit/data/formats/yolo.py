@@ -6,6 +6,7 @@ boxes are read. An image without a text file has no objects.
 Class ids are those of the text files.
 """
 
+import codecs
 import math
 import re
 import reprlib
@@ -53,7 +54,7 @@ def is_yolo_text(path: Path) -> bool:
     head = read_head(path)
     if len(head) < path.stat().st_size:  # a number may be cut in two
         head = head[: head.rfind(b" ") + 1]
-    line = next(filter(None, map(bytes.strip, head.splitlines())), b"")
+    line = next(filter(None, map(bytes.strip, head.removeprefix(codecs.BOM_UTF8).splitlines())), b"")
     return _LINE.fullmatch(line) is not None
 
 
@@ -382,7 +383,9 @@ class _Reader:
             _check_polygon(values, context)
         _check_fractions(values if is_polygon else values[:4], context)
         width, height = image["width"], image["height"]
-        if len(values) <= 5:  # the fifth is a confidence
+        if len(values) == 5:
+            self.data.leave_out("fifth numbers of lines, taken as confidences", context[:100])
+        if len(values) <= 5:
             center_x, center_y, box_width, box_height = values[:4]
             if box_width < 0 or box_height < 0:
                 raise DataError(f"{context}: a size is negative; expected `CLASS CX CY W H`. Correct the line.")
