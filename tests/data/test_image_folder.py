@@ -125,3 +125,14 @@ def test_shapes_classification_images_have_one_object_and_its_class():
         ShapesClassification(0)
     with pytest.raises(ConfigError, match="max_objects: got 1 to 2 objects, expected 1"):
         DATASETS.build("ShapesClassification", num_images=2, max_objects=2)
+
+
+def test_folders_that_share_folders_are_not_classes_and_images_beside_classes_are_counted(tmp_path, caplog):
+    for name in ("entrenamiento/birch", "entrenamiento/oak", "entrenamiento/pine", "prueba/birch", "prueba/oak"):
+        (tmp_path / "trees" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "trees" / name / "a.png")
+    with pytest.raises(DataError, match=r"entrenamiento, prueba contain only folders, the same in each \(birch, oak\)"):
+        ImageFolder(tmp_path / "trees")
+    Image.new("RGB", (8, 8)).save(tmp_path / "trees/prueba/stray.png")
+    assert len(ImageFolder(tmp_path / "trees/prueba")) == 2
+    assert "left out images in no class folder: 1, such as 'stray.png'" in caplog.text

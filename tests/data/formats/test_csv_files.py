@@ -112,3 +112,29 @@ def test_line_of_a_table_that_differs_is_the_one_named(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             read_annotations(write(tmp_path / "own.csv", sizes.format(width)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "field"), [("IsGroupOf", "iscrowd"), ("iscrowd", "iscrowd"), ("difficult", "difficult")]
+)
+@pytest.mark.parametrize(("value", "flag"), [("1.0", 1), ("TRUE", 1), ("yes", 1), ("0", 0), ("0.0", 0), ("", 0)])
+def test_flags_in_columns_are_kept(tmp_path, column, field, value, flag):
+    draw(tmp_path / "a.png")
+    path = write(tmp_path / "a.csv", f"file,class,xmin,ymin,xmax,ymax,{column}\na.png,cat,1,1,9,9,{value}\n")
+    assert read_annotations(path).annotations[0].get(field, 0) == flag
+
+
+def test_names_are_taken_where_the_first_column_of_classes_has_numbers(tmp_path):
+    draw(tmp_path / "a.png")
+    head, line = "file,xmin,ymin,xmax,ymax,class", "a.png,1,1,9,9,16"
+    data = read_annotations(write(tmp_path / "a.csv", f"{head},name\n{line},dog\n"))
+    assert [category["name"] for category in data.categories] == ["dog"]
+    assert "the class is the column 'name' of a.csv, as 'class' has only numbers" in data.notes
+    data = read_annotations(write(tmp_path / "a.csv", f"{head}\n{line}\n"))
+    assert [category["name"] for category in data.categories] == ["16"]
+
+
+def test_a_table_without_a_header_is_named(tmp_path):
+    draw(tmp_path / "a.png")
+    with pytest.raises(DataError, match="two columns are called '1'. If it has no header, write one as the first"):
+        read_annotations(write(tmp_path / "a.csv", "a.png,1,1,9,9,cat,64,64\n"), format="csv")

@@ -97,3 +97,34 @@ def test_repeated_images_of_cvat_are_one(tmp_path):
     file = write(tmp_path / "a.xml", f"<annotations>{image.format(20, 2)}{image.format(40, 4)}</annotations>")
     with pytest.raises(DataError, match="'a.png' is listed as 40x40 pixels and as 40x20"):
         read_annotations(file, tmp_path)
+
+
+def test_images_of_one_name_in_two_tasks_are_noted(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    image = '<image name="a.jpg" task_id="{}" width="40" height="20"><box label="cat" xtl="1" ytl="1" xbr="9" ybr="9"/>'
+    for tasks, is_noted in (((1, 2), True), ((1, 1), False)):
+        images = "".join(f"{image.format(task)}</image>" for task in tasks)
+        data = read_annotations(write(tmp_path / "a.xml", f"<annotations>{images}</annotations>"))
+        assert any("1 image is of the name of another task's, such as a.jpg" in text for text in data.notes) == is_noted
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_box_is_that_of_a_skeleton_if_its_group_has_one_of_each(tmp_path, count):
+    draw_images(tmp_path, "a.jpg")
+    box = '<box label="cat" group_id="3" xtl="0" ytl="0" xbr="30" ybr="18"/>'
+    skeleton = '<skeleton label="cat" group_id="3"><points label="p" points="{0},5"/><points label="q" points="{0},9"/>'
+    shapes = "".join(f"{box}{skeleton.format(5 + 10 * k)}</skeleton>" for k in range(count))
+    text = f'<annotations><image name="a.jpg" width="40" height="20">{shapes}</image></annotations>'
+    data = read_annotations(write(tmp_path / "a.xml", text))
+    assert boxes(data) == ([[0, 0, 30, 18]] if count == 1 else [[5, 5, 1, 4], [15, 5, 1, 4]])
+    reason = "boxes of a group of several skeletons or boxes of one label"
+    assert data.left_out == ({} if count == 1 else {reason: ["a.jpg", "a.jpg"]})
+
+
+def test_the_attribute_difficult_of_cvat_is_kept(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    box = '<box label="cat" xtl="1" ytl="1" xbr="9" ybr="9"><attribute name="difficult">{}</attribute></box>'
+    shapes = box.format("true") + box.format("false")
+    text = f'<annotations><image name="a.jpg" width="40" height="20">{shapes}</image></annotations>'
+    data = read_annotations(write(tmp_path / "a.xml", text))
+    assert [annotation.get("difficult", 0) for annotation in data.annotations] == [1, 0]

@@ -201,3 +201,34 @@ def test_a_sheet_beside_the_file_is_not_taken_for_its_images(tmp_path, monkeypat
     for out in ("one.json", "two.json"):
         convert.main([file.name, "--out", out])
         assert (tmp_path / out.replace(".json", "_sheet.png")).is_file()
+
+
+@pytest.mark.parametrize("kind", ["voc", "labelme", "csv", "cvat", "label_studio"])
+def test_an_unlabeled_photo_is_not_that_of_a_missing_folder(tmp_path, kind):
+    draw_images(tmp_path / "images", "mon/1.jpg", "mon/2.jpg", "mon/3.jpg")
+    data = read_annotations(write_listed(tmp_path, kind, ["mon/1", "tue/3"]), tmp_path / "images")
+    assert [image["file_name"] for image in data.images] == ["mon/1.jpg"] and len(data.annotations) == 1
+    assert any("3" in name for names in data.left_out.values() for name in names)
+
+
+def test_bare_names_are_found_in_folders_beside_paths_with_them(tmp_path):
+    draw_images(tmp_path / "images", "mon/1.jpg", "tue/2.jpg", "Wed/3.jpg")
+    data = read_annotations(write_listed(tmp_path, "csv", ["mon/1", "2", "wed/3"]), tmp_path / "images")
+    assert [image["file_name"] for image in data.images] == ["mon/1.jpg", "tue/2.jpg", "Wed/3.jpg"]
+
+
+@pytest.mark.parametrize("kind", ["voc", "labelme"])
+def test_files_that_state_another_image_than_their_own_name_are_noted(tmp_path, kind):
+    draw_images(tmp_path, "0.jpg", "1.jpg", "cat.jpg")
+    for name, stated in (("0", "cat.jpg"), ("1", "no.jpg"), ("cat", "cat.jpg")):
+        if kind == "voc":
+            path = voc(tmp_path, name, ("cat", 2, 2, 9, 9))
+            path.write_text(path.read_text().replace(f"{name}.jpg", stated))
+        else:
+            shape = {"label": "cat", "shape_type": "rectangle", "points": [[2, 2], [9, 9]]}
+            write(tmp_path / f"{name}.json", {"shapes": [shape], "imagePath": stated})
+    data = read_annotations(tmp_path)
+    assert len(data.images) == 3
+    suffix = ".xml" if kind == "voc" else ".json"
+    note = "1 file states another image than that of their own name, which is taken, such as 0"
+    assert [text for text in data.notes if "states" in text] == [note + suffix]

@@ -163,3 +163,80 @@ def test_two_label_images_of_one_image_are_an_error(tmp_path, suffixes):
     draw_images(tmp_path / "maps", *(f"a{suffix}.png" for suffix in suffixes))
     with pytest.raises(DataError, match=rf"a{suffixes[0]}\.png and a{suffixes[1]}\.png are both of the image a\.jpg"):
         read_annotations(tmp_path / "maps", tmp_path / "images", format="instance_maps")
+
+
+def palette_image(path, values, colors):
+    image = Image.fromarray(np.array(values, np.uint8), mode="P")
+    image.putpalette([value for color in colors for value in color])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+@pytest.mark.parametrize("colors", [[(0, 0, 0), (0, 255, 0), (255, 0, 0)], [(0, 0, 0), (9, 9, 9), (8, 8, 8)]])
+def test_a_palette_of_the_class_file_s_colors_is_read_by_colors_and_another_one_by_numbers(tmp_path, colors):
+    draw_images(tmp_path / "images", "a.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    values[2:8, 2:8], values[2:8, 20:30], values[0] = 1, 2, 255
+    palette_image(tmp_path / "masks/a.png", values, colors + [(224, 224, 192)] * 253)
+    write(tmp_path / "masks/labelmap.txt", "background:0,0,0::\ncat:255,0,0::\ndog:0,255,0::\n")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    first = "dog" if colors[1] == (0, 255, 0) else "cat"
+    assert {name: box for _, name, box in named_boxes(data)}[first] == [2, 2, 6, 6] and len(data.annotations) == 2
+    files = {"images": tmp_path / "images", "labels": tmp_path / "masks"}
+    dataset = SemanticFolder(**files, classes=tmp_path / "masks/labelmap.txt")
+    labels = dataset.load_semantic(0)
+    assert dataset.classes[labels[3, 3]] == first and labels[0, 0] == 255
+
+
+def test_colors_of_classes_are_those_of_their_names_although_the_file_s_order_changed(tmp_path):
+    draw_images(tmp_path / "images", "a.jpg")
+    values = np.zeros((20, 40, 3), np.uint8)
+    values[2:8, 2:8], values[2:8, 20:30], values[0] = (255, 0, 0), (0, 255, 0), (9, 9, 9)
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(values).save(tmp_path / "masks/a.png")
+    lines = ["background:0,0,0", "cat:255,0,0", "dog:0,255,0", "void:9,9,9"]
+    for order in ([0, 1, 2, 3], [3, 0, 2, 1]):
+        colors = write(tmp_path / "labelmap.txt", "\n".join(lines[k] for k in order))
+        files = {"images": tmp_path / "images", "labels": tmp_path / "masks", "colors": colors}
+        labels = SemanticFolder(**files, classes=["background", "cat", "dog"]).load_semantic(0)
+        assert [labels[3, 3], labels[3, 22], labels[10, 10], labels[0, 0]] == [1, 2, 0, 255]
+    with pytest.raises(DataError, match=r"labelmap.txt' has no 'cow'. Known: background, cat"):
+        SemanticFolder(**files, classes=["background", "cow"])
+
+
+def test_red_is_a_class_and_not_void(tmp_path):
+    draw_images(tmp_path / "images", "a.jpg")
+    values = np.zeros((20, 40, 3), np.uint8)
+    values[2:8, 2:8], values[2:8, 20:30] = (255, 0, 0), (0, 255, 0)
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(values).save(tmp_path / "masks/a.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert sorted(name for _, name, _ in named_boxes(data)) == ["class_0", "class_255", "class_65280"]
+    assert not any("255 is" in note for note in data.notes)
+
+
+def test_a_number_behind_an_underscore_is_not_the_suffix_of_label_images(tmp_path):
+    draw_images(tmp_path / "images", "s.jpg", "s_1.jpg", "t.jpg")
+    values = np.zeros((20, 40), np.uint8)
+    values[2:8, 2:8] = 1
+    (tmp_path / "masks").mkdir()
+    for name in ("s_1", "s_2", "t_mask_3"):
+        Image.fromarray(values).save(tmp_path / f"masks/{name}.png")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_maps")
+    assert [image["file_name"] for image in data.images] == ["s_1.jpg", "t.jpg"]
+    assert data.left_out["label images without an image"] == ["s_2.png"]
+
+
+def test_photos_are_not_their_own_label_images(tmp_path):
+    draw_images(tmp_path, "a.jpg", "b.png")
+    with pytest.raises(DataError, match="also need the folder of their photos"):
+        read_annotations(tmp_path, tmp_path, format="instance_maps")
+
+
+def test_a_color_outside_the_class_file_is_named_where_all_label_images_have_one(tmp_path):
+    draw_images(tmp_path / "images", "a.jpg")
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(np.full((20, 40, 3), 7, np.uint8)).save(tmp_path / "masks/a.png")
+    write(tmp_path / "masks/labelmap.txt", "background:0,0,0\ncat:255,0,0\n")
+    with pytest.raises(DataError, match=r"a.png': color \(7, 7, 7\) at 800 pixels is not one of the 2"):
+        read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")

@@ -136,3 +136,27 @@ def test_pages_of_the_api_are_read_together(tmp_path, key):
     assert "1 of 3 tasks are on pages that are not here: export all as 'JSON'" in data.notes
     data = read_annotations(tmp_path / "page_1.json")
     assert len(data.images) == 1 and "2 of 3 tasks are on pages that are not here: export all as 'JSON'" in data.notes
+
+
+def test_a_date_before_a_name_is_part_of_it(tmp_path):
+    Image.new("RGB", (80, 60)).save(tmp_path / "20240101-1.png")
+    names = ["/data/local-files/?d=20240101-2.png", "/data/upload/3/20240101-1.png", "/data/upload/3/12345678-2.png"]
+    data = read(tmp_path, *(task(name, box("cat", 10, 10, 10, 10)) for name in names))
+    assert [image["file_name"] for image in data.images] == ["20240101-1.png", "2.png"]
+    assert [*data.left_out.values()] == [["20240101-2.png"]]
+
+
+def test_a_shape_with_labels_of_a_tag_of_its_own_is_read_and_relations_are_counted(tmp_path):
+    value = {"x": 25, "y": 50, "width": 25, "height": 25}
+    parts = [{"id": "r", "type": "rectangle", "value": value}, {"id": "r"} | result("labels", "cat", **value)]
+    data = read(tmp_path, task("1.png", *parts, {"type": "relation", "from_id": "r", "to_id": "s"}))
+    assert [annotation["bbox"] for annotation in data.annotations] == [[20, 30, 20, 15]]
+    assert data.left_out == {"results of type 'rectangle'": ["1.png"], "relations between objects": ["1.png"]}
+
+
+def test_a_byte_order_mark_and_a_hash_in_a_name_are_read(tmp_path):
+    Image.new("RGB", (80, 60)).save(tmp_path / "e#1.png")
+    content = json.dumps([task("/data/upload/3/0a1b2c3d-e#1.png", box("cat", 10, 10, 10, 10))])
+    (tmp_path / "export.json").write_text(content, encoding="utf-8-sig")
+    data = read_annotations(tmp_path / "export.json")
+    assert data.format == "label-studio" and data.images[0]["file_name"] == "e#1.png"

@@ -43,3 +43,13 @@ def test_shapes_that_labelme_ignores_are_counted(tmp_path):
     data = read_annotations(write(tmp_path / "a.json", {"shapes": content}), tmp_path)
     assert boxes(data) == [[4, 4, 20, 10]] and [c["name"] for c in data.categories] == ["cat"]
     assert {*data.left_out} == {"shapes labeled __ignore__", "shapes labeled _background_", "shapes of type 'cuboid'"}
+
+
+def test_difficult_objects_of_x_anylabeling_are_kept(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    rectangle = {"label": "cat", "shape_type": "rectangle", "points": [[2, 2], [9, 9]]}
+    polygon = {"label": "cat", "points": [[2, 2], [9, 2], [9, 9]]}
+    shapes = [shape | {"difficult": flag} for shape in (rectangle, polygon) for flag in (True, False)]
+    write(tmp_path / "a.json", {"shapes": shapes, "imagePath": "a.jpg"})
+    flags = [annotation.get("difficult", 0) for annotation in read_annotations(tmp_path).annotations]
+    assert flags == [1, 0, 1, 0]

@@ -99,3 +99,30 @@ def test_every_box_of_an_object_of_voc_is_read(tmp_path):
     polygon = "<polygon><x1>1</x1></polygon>" + bndbox.format(1)
     data = read_annotations(write(tmp_path / "a.xml", text.format(polygon)), tmp_path)
     assert data.left_out == {"shapes of type polygon beside a box": ["a.xml 'cat'"]}
+
+
+@pytest.mark.parametrize(
+    "lines", [["A", "day/b"], ["JPEGImages/a.jpg Annotations/a.xml", "b.jpg"], ["/home/me/JPEGImages/a.jpg 1", "b -1"]]
+)
+def test_lists_of_voc_name_images_in_several_ways(tmp_path, lines):
+    draw_images(tmp_path / "JPEGImages", "a.jpg", "day/b.jpg", "c.jpg")
+    for name in ("a", "day/b", "c"):
+        voc(tmp_path / "Annotations", name, ("cat", 2, 2, 9, 9))
+    write(tmp_path / "ImageSets/Main/train2007.txt", lines[0])
+    write(tmp_path / "ImageSets/Main/train2012.txt", lines[1])
+    write(tmp_path / "ImageSets/Main/val.txt", "c\nmissing\n")
+    data = read_annotations(tmp_path)
+    names = {image["id"]: image["file_name"] for image in data.images}
+    splits = {split: [names[number] for number in ids] for split, ids in data.splits.items()}
+    assert splits == {"train": ["a.jpg", "day/b.jpg"], "val": ["c.jpg"]}
+    assert data.left_out == {"names in val.txt without annotated image": ["missing"]}
+
+
+def test_trainval_is_train_where_no_list_is(tmp_path):
+    draw_images(tmp_path / "JPEGImages", "a.jpg", "b.jpg")
+    for name in ("a", "b"):
+        voc(tmp_path / "Annotations", name, ("cat", 2, 2, 9, 9))
+        write(tmp_path / f"ImageSets/Main/{'trainval' if name == 'a' else 'test'}.txt", name)
+    assert read_annotations(tmp_path).splits == {"train": [1], "test": [2]}
+    write(tmp_path / "ImageSets/Main/train.txt", "")
+    assert read_annotations(tmp_path).splits == {"test": [2]}

@@ -186,3 +186,25 @@ def test_subsets_of_cvats_yolo_are_splits(tmp_path):
         data = read_annotations(source)
         assert {name: len(ids) for name, ids in data.splits.items()} == {"train": 4, "val": 2}
         assert boxes(data) == [[10, 5, 10, 10]] * 6 and not data.left_out and data.categories[0]["name"] == "box"
+
+
+@pytest.mark.parametrize(("text", "line"), [("cat\n\ndog\n", 2), ("\ncat\ndog\n", 1), ("cat\n#7up\nfanta\n\n", None)])
+def test_numbers_of_classes_are_those_of_their_lines(tmp_path, text, line):
+    draw_images(tmp_path, "a.jpg")
+    write(tmp_path / "a.txt", "1 0.5 0.5 0.2 0.2\n")
+    write(tmp_path / "classes.txt", text)
+    if line is None:
+        assert [name for _, name, _ in named_boxes(read_annotations(tmp_path, format="yolo"))] == ["#7up"]
+        return
+    with pytest.raises(DataError, match=f"classes.txt': line {line} is blank, and names of classes follow"):
+        read_annotations(tmp_path, format="yolo")
+
+
+def test_confidences_are_counted_and_empty_files_and_byte_order_marks_do_not_hide_the_format(tmp_path):
+    draw_images(tmp_path, *(f"{k:02}.jpg" for k in range(60)))
+    for k in range(59):
+        write(tmp_path / f"{k:02}.txt", "")
+    (tmp_path / "59.txt").write_text("0 0.5 0.5 0.2 0.2 0.9", encoding="utf-8-sig")
+    data = read_annotations(tmp_path)
+    assert data.format == "yolo" and boxes(data) == [[16, 8, 8, 4]]
+    assert len(data.left_out["fifth numbers of lines, taken as confidences"]) == 1

@@ -170,7 +170,7 @@ def _image_of(label_name: str, files: ImageFiles) -> str | None:
 
 
 def _read_values(path: Path, colors: dict[int, int], *, is_gray: bool = False) -> np.ndarray:
-    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B, or, if
+    """Read a label image as (H, W) numbers; a colored one as the values of its colors, or as R + 256 G + 65536 B, or if
     `is_gray`, one of its channels, which are equal in all label images."""
     if colors or is_gray or has_one_channel(path):
         return read_class_values(path, colors)
