@@ -202,3 +202,24 @@ def test_no_class_folder_has_an_image(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="contains no images"):
         ImageFolder(tmp_path)
+
+
+def test_results_have_the_ids_of_the_file_and_are_read_by_them(tmp_path):
+    for name, classes in (("train", "abc"), ("val", "cb")):
+        coco(tmp_path / name / "own.json", classes, first_id=3 if name == "val" else 1)
+    train, val = (CocoDetection(tmp_path / name, tmp_path / name / "own.json") for name in ("train", "val"))
+    match_classes(train, val)
+    assert val.category_ids == [1, 2, 3] and val.file_ids == {3: 3, 2: 4}  # c is 3 in the file, and b is 4
+    truth = json.loads((tmp_path / "val/own.json").read_text())
+    perfect = [{k: a[k] for k in ("image_id", "category_id", "bbox")} | {"score": 0.9} for a in truth["annotations"]]
+    write(tmp_path / "perfect.json", perfect)
+    evaluator = CocoEvaluator(val)
+    evaluator.load_results(tmp_path / "perfect.json")
+    assert evaluator.compute()["bbox/AP"] == pytest.approx(1.0)
+    evaluator.write_results(tmp_path / "again.json")
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert [entry["category_id"] for entry in again] == [entry["category_id"] for entry in perfect]
+    assert [entry["category_id"] for entry in evaluator.results()] == [3, 2]
+    write(tmp_path / "wrong.json", [perfect[0] | {"category_id": 1}])
+    with pytest.raises(DataError, match="category_id"):
+        evaluator.load_results(tmp_path / "wrong.json")

@@ -272,6 +272,17 @@ def test_best_by_another_metric_is_not_compared_after_a_resume(tmp_path, capsys)
     )
 
 
+def test_best_on_other_data_is_not_compared_after_a_resume(tmp_path, capsys):
+    values = iter([0.9, 0.5, 0.4, 0.3])
+    options = {"evaluate": lambda model: {"top1": next(values)}, "best_metric": "top1"}
+    for epochs, data, is_reset in ((1, "4 17", False), (2, "4 17", False), (3, "5 18", True), (4, "5 18", False)):
+        resume = tmp_path / "run" / LAST_NAME if epochs > 1 else None
+        _, progress = run(tmp_path / "run", epochs=epochs, resume=resume, val_data=data, **options)
+        message = "data.val is not what it was; the best top1 so far no longer counts"
+        assert (message in capsys.readouterr().out) == is_reset
+    assert progress.best == 0.4 and read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 3
+
+
 def test_resuming_a_complete_run_reports_that_it_is_complete(tmp_path, capsys):
     run(tmp_path / "run")
     before = (tmp_path / "run" / LAST_NAME).read_bytes()

@@ -75,6 +75,7 @@ def run(
     schedule=None,
     batches_per_epoch=8,
     added_hooks=(),
+    val_data="",
     **settings,
 ):
     run_dir.mkdir(exist_ok=True)
@@ -97,6 +98,7 @@ def run(
         device=CPU,
         run_dir=run_dir,
         saved_with={"classes": ["a"]},
+        val_data=val_data,
         owns_folder=owns_folder or (lambda: True),
     )
     return model, fit(state, validate=evaluate, resume=resume, hooks=added_hooks)

@@ -317,6 +317,21 @@ def test_an_earlier_prediction_is_not_replaced(run, capsys):
     assert Path("out/predictions.json").read_bytes() != before
 
 
+def test_nothing_of_an_earlier_prediction_stays_in_a_folder_that_is_overwritten(run):
+    args = [run, "--device", "cpu", "--out", "out", "--overwrite", "--threshold", "0"]
+    predict.main([*args, "--input", "photos/a.jpg", "photos/deep/a.png", "--format", "coco"])
+    Path("out/mine.txt").write_text("mine")
+    Path("out/mine.jpg").write_bytes(Path("photos/a.jpg").read_bytes())
+    assert Path("out/coco/instances.json").is_file()
+    predict.main([*args, "--input", "b.png"])
+    assert {path.name for path in Path("out").rglob("*.*") if not path.name.startswith((".", "predictions"))} == {
+        "b.jpg",
+        "mine.jpg",
+        "mine.txt",
+    }
+    assert not Path("out/coco").exists()
+
+
 def test_links_in_the_output_are_not_followed(run, tmp_path):
     (tmp_path / "victim").mkdir()
     Path("victim/a.txt").write_text("mine")

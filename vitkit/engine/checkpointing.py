@@ -59,6 +59,8 @@ class Progress:
     """Number of evaluations since the best one."""
     best_metric: str = ""
     """Name of the metric that `best` is a value of; empty before the first evaluation."""
+    val_data: str = ""
+    """The data that `best` was measured on, see `TrainRun`."""
     batch: int = 0
     """Number of batches done in the next epoch; checkpoints are only made after complete steps."""
     num_batches: int = 0

@@ -70,7 +70,7 @@ def check_same_data(datasets: Mapping[str, Dataset]) -> None:
     """
     if world_size() == 1:
         return
-    per_rank = gather_objects((socket.gethostname(), {key: _fingerprint(data) for key, data in datasets.items()}))
+    per_rank = gather_objects((socket.gethostname(), {key: fingerprint(data) for key, data in datasets.items()}))
     failure = _first_difference(per_rank)
     if failure := broadcast_object(failure):
         raise DataError(failure)
@@ -86,7 +86,8 @@ class _Fingerprint(NamedTuple):
         return f"{self.num_samples} samples ({self.source}, checksum {self.checksum})"
 
 
-def _fingerprint(dataset: Dataset) -> _Fingerprint:
+def fingerprint(dataset: Dataset) -> _Fingerprint:
+    """Return the number of samples and a checksum of what lists them, but not of images."""
     path = dataset.annotation_file
     value = 0 if path is None or not Path(path).is_file() else file_checksum(Path(path))
     for part in dataset.index_parts():

@@ -37,6 +37,8 @@ class TrainRun:
     """Plain values to store in every checkpoint (config, classes)."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Plain values that evaluations determine, stored in every later checkpoint (score thresholds, image sizes)."""
+    val_data: str = ""
+    """Number and checksum of the validation samples."""
     owns_folder: Callable[[], bool] = lambda: True
     """Whether the folder still belongs to this run, see `run_folder`."""
 

@@ -29,7 +29,7 @@ from vitkit.distributed import (
 )
 from vitkit.engine import build, validation
 from vitkit.engine.checkpointing import Progress
-from vitkit.engine.consistency import check_same_data, check_same_start
+from vitkit.engine.consistency import check_same_data, check_same_start, fingerprint
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
 from vitkit.engine.lora import LoRARun
@@ -202,6 +202,7 @@ def build_run(
         device=device,
         run_dir=folder.path,
         saved_with={"config": json.dumps(config), **metadata},
+        val_data=" ".join(map(str, fingerprint(val_set)[:2])),
         owns_folder=folder.is_mine,
         model_to_average=model_to_average,
     )

@@ -432,8 +432,11 @@ class CocoEvaluator(SampleEvaluator):
         return to_results(self.stored_predictions)
 
     def write_results(self, path: str | Path) -> None:
-        """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
-        write_text(Path(path), json.dumps(self.results()))
+        """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read, with the ids of the file."""
+        results, ids = self.results(), self.dataset.file_ids
+        if ids:  # it numbers classes in another way than the model, or lacks some
+            results = [result | {"category_id": ids[c]} for result in results if (c := result["category_id"]) in ids]
+        write_text(Path(path), json.dumps(results))
 
     def load_results(self, path: str | Path) -> None:
         """Read predictions that were written earlier, in place of `update`.
@@ -446,6 +449,7 @@ class CocoEvaluator(SampleEvaluator):
         has_masks = "segm" in self.iou_types
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
         results = read_results(path)
+        own = {raw: number for number, raw in self.dataset.file_ids.items()}
         if isinstance(results, list):
             ids = (entry.get("image_id") for entry in results if isinstance(entry, dict))
             check_image_ids(ids, image_ids, Path(path).name)
@@ -453,7 +457,7 @@ class CocoEvaluator(SampleEvaluator):
             result_issues(
                 results,
                 image_ids,
-                set(self._category_ids.tolist()),
+                set(own or self._category_ids.tolist()),
                 masks=has_masks,
                 num_keypoints=len(self.dataset.keypoints.names) if "keypoints" in self.iou_types else None,
             ),
@@ -480,7 +484,7 @@ class CocoEvaluator(SampleEvaluator):
                 result["bbox"] if "bbox" in result else shown[k].tolist() for k, result in enumerate(image_results)
             ]
             self.stored_predictions[image_id] = Predictions(
-                np.array([result["category_id"] for result in image_results], np.int64),
+                np.array([own.get(r["category_id"], r["category_id"]) for r in image_results], np.int64),
                 np.array(boxes, np.float64),
                 np.array([result["score"] for result in image_results], np.float64),
                 masks,

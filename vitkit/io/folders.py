@@ -72,7 +72,7 @@ _REDUCED, _MASK = 1, 4
 _SUBFILE_TYPE = 254
 OUTPUT_LIST = ".vitkit-output"
 """File that lists what vitkit has written into its folder and is not data, a name a line."""
-_WHOLE_FOLDER = "*"
+WHOLE_FOLDER = "*"
 """Line of the list of a folder that vitkit has made."""
 
 
@@ -87,9 +87,9 @@ def declare_output(*paths: Path) -> None:
         if not path.is_dir():
             lines.setdefault(path.parent, {})[path.name] = None
         elif next(_walk(path), None) is None:
-            lines.setdefault(path, {})[_WHOLE_FOLDER] = None
+            lines.setdefault(path, {})[WHOLE_FOLDER] = None
     for folder, names in lines.items():
-        if new := names.keys() - _listed_output(folder):
+        if new := names.keys() - listed_output(folder):
             with suppress(OSError):  # whoever writes the files says what is wrong with the folder
                 folder.mkdir(parents=True, exist_ok=True)
                 with open(folder / OUTPUT_LIST, "a", encoding="utf-8", errors="surrogateescape") as file:
@@ -98,13 +98,13 @@ def declare_output(*paths: Path) -> None:
 
 def is_output(path: Path) -> bool:
     """Whether vitkit has written a file, or has made a folder or all that is in it, see `declare_output`."""
-    if path.name in _listed_output(path.parent) or _WHOLE_FOLDER in _listed_output(path):
+    if path.name in listed_output(path.parent) or WHOLE_FOLDER in listed_output(path):
         return True
     left_out: list[str] = []
     return path.is_dir() and next(_walk(path, left_out), None) is None and bool(left_out)
 
 
-def _listed_output(folder: str | Path) -> Set[str]:
+def listed_output(folder: str | Path) -> Set[str]:
     """Return the lines of a folder's list of what vitkit has written into it, empty if there is none."""
     try:
         with open(os.path.join(folder, OUTPUT_LIST), encoding="utf-8", errors="surrogateescape") as file:
@@ -169,8 +169,8 @@ def _walk(folder: Path, left_out: list[str] | None = None) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders; add what vitkit has written to `left_out`."""
     root, top = _with_separator(folder), os.fspath(folder)
     for parent, folders, names in os.walk(folder, onerror=_warn_of, followlinks=True):
-        listed = _listed_output(parent) if OUTPUT_LIST in names else ()
-        is_whole = _WHOLE_FOLDER in listed and parent != top
+        listed = listed_output(parent) if OUTPUT_LIST in names else ()
+        is_whole = WHOLE_FOLDER in listed and parent != top
         if left_out is not None:
             left_out += [parent] if is_whole else [os.path.join(parent, name) for name in names if name in listed]
         if is_whole:
@@ -227,12 +227,12 @@ def find_paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
 def _without_output(paths: Sequence[Path], num_named: int) -> list[Path]:
     """Return the paths that are not what vitkit has written; their first `num_named` folders were named, so that they
     may be read, as in `data_files`."""
-    listed = {folder: _listed_output(folder) for path in paths for folder in (path, *path.parents)}
+    listed = {folder: listed_output(folder) for path in paths for folder in (path, *path.parents)}
     return [
         path
         for path in paths
         if path.name not in listed[path.parent]
-        and not any(_WHOLE_FOLDER in listed[Path(*path.parts[:n])] for n in range(num_named + 1, len(path.parts) + 1))
+        and not any(WHOLE_FOLDER in listed[Path(*path.parts[:n])] for n in range(num_named + 1, len(path.parts) + 1))
     ]
 
 

@@ -232,12 +232,8 @@ class VideoFile:
         self._next_packet = len(packets)
 
     def _decode(self, wanted: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the frame of each pts; if the decoder drops one as damaged, the next frame or, at the end, the previous
-        one.
-
-        Args:
-            wanted: presentation timestamps of the frames, ascending.
-        """
+        """Yield the frame of each presentation timestamp in `wanted`, ascending; if the decoder drops one as damaged,
+        the next frame or, at the end, the previous one."""
         image, waiting = None, deque(wanted.tolist())
         for pts, frame in self._decode_packets(wanted):
             if waiting and waiting[0] <= pts:

@@ -156,11 +156,8 @@ def iou_aware_loss(matched: MatchedLayers, ious: Tensor, *, alpha: float, gamma:
 
 
 def _at_labels(matched: MatchedLayers, values: Tensor) -> Tensor:
-    """Return a tensor of zeros like the logits, with the values at the labels of the matched queries.
-
-    Args:
-        values: (L, M), or one value as a tensor: a number would be copied from the host, which waits for the GPU.
-    """
+    """Return a tensor of zeros like the logits, with values, (L, M) or one, at the labels of the matched queries; one
+    is a tensor, as a number would be copied from the host, which waits for the GPU."""
     class_targets = matched.logits.new_zeros(matched.logits.shape)
     class_targets[(*matched.indices, matched.labels)] = values
     return class_targets

@@ -1,7 +1,7 @@
 """The interfaces of datasets and loaders: samples by index, and batches of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
@@ -36,6 +36,8 @@ class Dataset(ABC):
     """Names of the classes, in the order of the labels; their number sets the size of a model's head."""
     category_ids: Sequence[int] | Sequence[str] | None = None
     """The annotations' own identifier of each class, in the order of the labels."""
+    file_ids: Mapping[int, int] = {}
+    """The id of each class -> its id in the file of annotations; empty if they are the same."""
     things: Sequence[bool] | None = None
     """For each class, whether it has instances (things, not stuff)."""
     keypoints: KeypointInfo | None = None

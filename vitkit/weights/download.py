@@ -105,12 +105,8 @@ def _name_in(url: str) -> str:
 
 
 def _fetch(url: str, part: Path, *, resumable: bool, headers: Mapping[str, str]) -> None:
-    """Append the missing part of `url` to `part`, or download it again if what was there belongs to another file.
-
-    Args:
-        resumable: whether a part may be continued although the server has not named its version, because the complete
-            file is checked afterwards.
-    """
+    """Append the missing part of `url` to `part`, or download it again if what was there belongs to another file; it is
+    continued although the server has not named its version if `resumable`, as the complete file is checked."""
     version = part.with_name(part.name + VERSION_SUFFIX)
     start = part.stat().st_size if part.exists() else 0
     known = version.read_text(encoding="utf-8") if version.is_file() else ""

@@ -261,3 +261,15 @@ def test_report_is_made_from_only_results_and_annotations(folder, capsys, caplog
     assert "data:image/jpeg" in (folder / "alone.html").read_text()
     with pytest.raises(SystemExit, match="contains boxes. Pass their annotations"):
         test_tool.main(["--eval-only", "results.json"])
+
+
+def test_other_objects_of_the_same_images_are_refused(folder):
+    truth = json.loads((folder / "truth.json").read_text())
+    truth["annotations"][0]["bbox"][0] += 4
+    (folder / "moved.json").write_text(json.dumps(truth))
+    models = [
+        Compared(name, score_file("perfect.json", annotations=f"{name}.json").evaluator) for name in ("truth", "moved")
+    ]
+    message = r"truth and moved were scored on other objects: those of 1 of 8 images differ, such as those of image"
+    with pytest.raises(DataError, match=message):
+        compare(models)

@@ -137,3 +137,15 @@ def test_overrides_without_a_config_are_refused(arguments, message, tmp_path, mo
     with pytest.raises(SystemExit) as error:
         compare.main(arguments)
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"
+
+
+def test_results_of_other_data_are_not_reused(run):
+    score_run(run, device="cpu")
+    config = load_config(run / "config.json", ["data.val.seed=7"])
+    save_config(config, run / "config.json")
+    results = json.loads((run / "results_val.json").read_text())
+    (run / "results_val.json").write_text(json.dumps(results[:1]))
+    assert score_run(run, device="cpu").evaluator.results() != results[:1]
+    record = json.loads((run / "results_val_weights.json").read_text())
+    (run / "results_val.json").write_text(json.dumps(results[:1]))
+    assert score_run(run, device="cpu").evaluator.results() == results[:1] and record["data"][0] == 4

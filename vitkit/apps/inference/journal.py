@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from vitkit.engine.run_folder import describe_process
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.folders import declare_output
+from vitkit.io.folders import IMAGE_SUFFIXES, OUTPUT_LIST, WHOLE_FOLDER, declare_output, listed_output
 from vitkit.io.json_files import read_json
 from vitkit.io.local_cache import hold_lock
 from vitkit.io.output import check_links, unwritable, write_text
@@ -25,6 +26,8 @@ from vitkit.io.output import check_links, unwritable, write_text
 SETTINGS_NAME = "predictions_settings.json"
 """What the predictions of a folder are made with; `Journal` compares it."""
 RESULTS_NAME = "predictions.json"
+REVIEW_ORDER = "review_order.txt"
+"""In the folder of a format's annotations: the images, the least certain first."""
 _NAME = re.compile(r"predictions(-\d+-of-\d+)?\.jsonl")
 _LOCK = ".predictions.lock"
 _MISSING, _CHANGED, _FAILED, _DONE = range(4)
@@ -115,6 +118,8 @@ class Journal:
         if overwrite:
             for path in (*journals(self.folder), self._settings_path):
                 path.unlink(missing_ok=True)
+            if shard.of == 1:  # others might have begun to write
+                _remove_written(self.folder)
         elif (results or started) and not resume:
             raise DataError(
                 f"--out {self.folder}: '{(*results, *started)[0]}' exists already. Continue it by --resume "
@@ -319,3 +324,16 @@ def _check_same(earlier: Any, settings: Mapping[str, Any], path: Path) -> None:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _remove_written(folder: Path) -> None:
+    """Remove the drawings, maps and annotations of an earlier prediction from a folder that vitkit has made."""
+    if WHOLE_FOLDER not in listed_output(folder):
+        return
+    for listing in folder.rglob(OUTPUT_LIST):
+        for name in listed_output(listing.parent) - {WHOLE_FOLDER, ""}:
+            path = listing.parent / name
+            if path.suffix.lower() in (*IMAGE_SUFFIXES, ".mp4") and not path.is_symlink():
+                path.unlink(missing_ok=True)
+    for order in folder.glob(f"*/{REVIEW_ORDER}"):
+        shutil.rmtree(order.parent)

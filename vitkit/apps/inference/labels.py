@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from vitkit.apps.datasets.writing import NUM_SHOWN, WRITERS, describe_left_out, writing_text
+from vitkit.apps.inference.journal import REVIEW_ORDER
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.keypoints import keypoint_fields
@@ -45,7 +46,7 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
             print(f"  note: {note}")
         for line in describe_left_out(lost):
             print(f"  lost: {line}")
-    order = target / "review_order.txt"
+    order = target / REVIEW_ORDER
     with writing_text(order, below=folder) as file:
         for negative, name in sorted(zip((-value for value in data.uncertainties), data.names)):
             file.write(f"{-negative:.3f} {name}\n")

@@ -1,5 +1,6 @@
 """Compares models on the same images: which differences are significant, and which images and classes improved."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from vitkit.apps.report.sections import Alert, Cell, Change, Details, Gallery, I
 from vitkit.config import cfg_diff
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import SampleStatistics, Scores
+from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.text_format import pluralize
 
@@ -91,6 +93,7 @@ def compare(models: Sequence[Compared]) -> Comparison:
     """
     by_kind = [_statistics_of(model) for model in models]
     _check_same_samples([(model.name, next(iter(each.values()))) for model, each in zip(models, by_kind)])
+    _check_same_objects(models)
     # If one model has no masks, only boxes are compared.
     shared = [kind for kind in by_kind[0] if all(kind in each for each in by_kind)]
     if not shared:
@@ -199,6 +202,33 @@ def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
         classes = [list(each.class_names) for each in (first, other)]
         if classes[0] != classes[1]:
             raise DataError(f"compare: {first_name} has the classes {classes[0][:5]} and {name} {classes[1][:5]}.")
+
+
+def _check_same_objects(models: Sequence[Compared]) -> None:
+    """Raise a DataError if the images of two models have other objects, although their ids are the same."""
+    (first_name, first), *others = [(model.name, _objects_of(model.evaluator.dataset)) for model in models]
+    for name, objects in others:
+        different = [image_id for image_id in first if first[image_id] != objects.get(image_id, first[image_id])]
+        if different:
+            raise DataError(
+                f"compare: {first_name} and {name} were scored on other objects: those of {len(different)} of "
+                f"{pluralize(len(first), 'images')} differ, such as those of image {different[0]}. Score them on the "
+                "same data, such as by data.val.annotations=FILE data.val.images=DIR, which change every config."
+            )
+
+
+def _objects_of(dataset: Dataset) -> dict[Any, Counter[tuple[Any, ...]]]:
+    """Return image id -> its objects, by class, box and whether they are a crowd; {} for data without objects."""
+    if "objects" not in dataset.annotations or not hasattr(dataset, "ground_truth"):
+        return {}
+    truth = dataset.ground_truth()
+    names = {category["id"]: category["name"] for category in truth["categories"]}
+    objects: dict[Any, Counter[tuple[Any, ...]]] = {image["id"]: Counter() for image in truth["images"]}
+    for annotation in truth["annotations"]:
+        box = (round(float(value), 1) for value in annotation["bbox"])
+        what = names[annotation["category_id"]], bool(annotation.get("iscrowd")), *box
+        objects[annotation["image_id"]][what] += 1
+    return objects
 
 
 def is_better(metric: str, difference: Difference, lower_is_better: Collection[str] = ()) -> bool | None:

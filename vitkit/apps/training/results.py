@@ -13,6 +13,7 @@ from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import Split
+from vitkit.engine.consistency import fingerprint
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import read_results
@@ -21,6 +22,7 @@ from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.io.coco_schema import Entries, Field, FileIssue, file_issue, object_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
+from vitkit.io.json_files import read_json
 from vitkit.io.local_cache import file_digest
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import object_area
@@ -207,9 +209,9 @@ def score_results(
 def score_run(
     run: str | Path, *, overrides: Sequence[str] = (), device: str | None = None, trust: bool = False
 ) -> ScoredResults:
-    """Return the evaluation of a run's best checkpoint, reusing results_val.json if it came from these weights.
+    """Return the evaluation of a run's best checkpoint; results_val.json of these weights and data is used again.
 
-    results_val_weights.json has the weights' checksum; without it, the results must be newer than the weights.
+    results_val_weights.json has their checksums; without it, the results must be newer than the weights.
     Overrides of other values than data.root may change the predictions: then the file is neither used nor written.
 
     Raises:
@@ -224,13 +226,21 @@ def score_run(
         evaluator = test(config, weights, device=device, trust=trust).evaluator
     else:
         digest = file_digest(Path(weights), "sha256")  # before the evaluation, during which they may be replaced
+        evaluator = None
         if results.is_file() and _came_from(results, record, Path(weights), digest):
-            evaluator = score_results(results, config, weights)
-        else:
+            with suppress(DataError):  # they are of other data
+                evaluator = score_results(results, config, weights)
+        if evaluator is None or (record.is_file() and read_json(record).get("data") != _data_of(evaluator, config)):
             record.unlink(missing_ok=True)
             evaluator = test(config, weights, out=results, device=device, trust=trust).evaluator
-            write_text(record, json.dumps({"weights": Path(weights).name, "sha256": digest}))
+            about = {"weights": Path(weights).name, "sha256": digest, "data": _data_of(evaluator, config)}
+            write_text(record, json.dumps(about))
     return ScoredResults(folder.resolve().name, evaluator, config, folder)
+
+
+def _data_of(evaluator: Evaluator, config: Config) -> list[Any]:
+    """Return the number of samples that an evaluator has, a checksum of what lists them, and their settings."""
+    return [*fingerprint(evaluator.dataset)[:2], config["data"]["val"]]
 
 
 def _came_from(results: Path, record: Path, weights: Path, digest: str) -> bool:

@@ -12,9 +12,9 @@ from vitkit.errors import ConfigError
 from vitkit.protocols.dataset import Dataset
 
 _SHARED = (
-    *("noun", "annotations", "annotation_file", "classes", "category_ids", "things", "keypoints", "task", "has_images"),
-    *("is_video", "has_vocabularies", "prompts", "source_vocabulary", "max_image_pixels", "collate", "num_objects"),
-    *("num_crowds", "batch_transforms"),
+    *("noun", "annotations", "annotation_file", "classes", "category_ids", "file_ids", "things", "keypoints", "task"),
+    *("has_images", "is_video", "has_vocabularies", "prompts", "source_vocabulary", "max_image_pixels", "collate"),
+    *("num_objects", "num_crowds", "batch_transforms"),
 )
 """Attributes of a dataset that hold for a part of it."""
 

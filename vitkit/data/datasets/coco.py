@@ -230,6 +230,11 @@ class CocoDetection(ListedObjects):
         }
         self.table = self.table.with_classes(classes, category_ids, labels).share()
 
+    @property
+    def file_ids(self) -> dict[int, int]:
+        """See `Dataset`; without the classes that the file lacks."""
+        return {number: raw for raw, number in (self._id_of_raw or {}).items() if number is not None}
+
     def use_keypoints(self, names: Sequence[str]) -> None:
         order = [self.keypoints.names.index(name) for name in names]
         self.keypoints = self.keypoints.take(names)

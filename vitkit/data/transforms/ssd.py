@@ -244,12 +244,8 @@ class PhotometricDistort(A.ImageOnlyTransform):
         channels: list[int],
         **params: Any,
     ) -> np.ndarray:
-        """Apply the drawn parameters.
-
-        Args:
-            reference: pixels of the same mean as the whole image's, around which contrast changes, if `img` is only a
-                part of it; None: `img` itself.
-        """
+        """Apply the drawn parameters. If `img` is only a part of the image, contrast changes around the mean of
+        `reference`, pixels of the same mean as the whole image's."""
         levels = np.arange(256, dtype=np.float32)
         images = [img] if reference is None else [img, reference]
 

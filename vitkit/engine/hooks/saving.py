@@ -51,11 +51,14 @@ class BestMetric(Hook):
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """See `Hook`; the best value by another metric than the resumed run's is discarded."""
+        """See `Hook`; the best value by another metric, or on other data, than the resumed run's is discarded."""
         name, progress = run.settings.best_metric, run.progress
-        if name is not None and progress.best_metric not in ("", name):
-            print_line(f"best.pth is now selected by {name}; the best {progress.best_metric} so far no longer counts")
+        has_other_data = progress.val_data not in ("", run.val_data)
+        if name is not None and progress.best_metric and (has_other_data or progress.best_metric != name):
+            why = "data.val is not what it was" if has_other_data else f"best.pth is now selected by {name}"
+            print_line(f"{why}; the best {progress.best_metric} so far no longer counts")
             progress.best, progress.worse_in_a_row = -math.inf, 0
+        progress.val_data = run.val_data
         if name is None and (best := run.run_dir / BEST_NAME).is_file():
             print_line(
                 f"train.best_metric=none: {best}, the best by {progress.best_metric} so far, stays, and is used in "
