@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.tools.common import add_trust, errors_in_one_line, is_override
+from vitkit.tools.common import a_path, add_trust, errors_in_one_line, is_override
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -44,10 +44,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no run after this many minutes")
     parser.add_argument(
-        "--out", type=Path, default=Path("model_zoo/ablations"), help="results folder (default: model_zoo/ablations)"
+        "--out", type=a_path, default=Path("model_zoo/ablations"), help="results folder (default: model_zoo/ablations)"
     )
     text = "folder of the runs (default: runs/ablations)"
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/ablations"), help=text)
+    parser.add_argument("--run-dir", type=a_path, default=Path("runs/ablations"), help=text)
     parser.add_argument(
         "--list", action="store_true", help="print the sets, or the commands of the set's arms, and stop"
     )

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.tools.common import (
+    a_path,
     add_batch_size,
     add_device,
     add_trust,
@@ -89,8 +90,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "(and its weights or overrides), also with the layers of that one"
     )
     parser.add_argument("--cka", nargs="*", metavar="OTHER", help=text)
-    parser.add_argument("--images", type=Path, metavar="DIR", help="folder with the images for --cka")
-    parser.add_argument("--out", type=Path, help="the PNG file of --cka to write (default: cka.png)")
+    parser.add_argument("--images", type=a_path, metavar="DIR", help="folder with the images for --cka")
+    parser.add_argument("--out", type=a_path, help="the PNG file of --cka to write (default: cka.png)")
     text = "text lengths in tokens, for text models"
     parser.add_argument("--lengths", nargs="+", type=positive, metavar="N", help=text)
     text = "report only parameters; counting MACs runs the model once"

@@ -15,10 +15,9 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 from vitkit.errors import CheckpointError
-from vitkit.tools.common import add_overwrite, errors_in_one_line, positive
+from vitkit.tools.common import a_path, add_overwrite, errors_in_one_line, positive
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -28,7 +27,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--last", type=positive, metavar="N", help=text)
     text = "weight of each file in the mean (default: equal weights)"
     parser.add_argument("--factors", type=float, nargs="+", metavar="F", help=text)
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--out", type=a_path, required=True, help="the file to write")
     add_overwrite(parser)
     return parser.parse_intermixed_args(argv)
 

@@ -15,10 +15,17 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 from vitkit.text_format import pluralize
-from vitkit.tools.common import MODEL_HELP, add_overwrite, add_trust, errors_in_one_line, positive, split_weights
+from vitkit.tools.common import (
+    MODEL_HELP,
+    a_path,
+    add_overwrite,
+    add_trust,
+    errors_in_one_line,
+    positive,
+    split_weights,
+)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -41,7 +48,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "random seed of the choice and the augmentation (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="S", help=text)
     text = "folder to write (default: runs/browse, or runs/browse-2 if that exists)"
-    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--out", type=a_path, help=text)
     add_overwrite(parser)
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)

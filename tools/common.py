@@ -102,6 +102,13 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace what is there already at OUT")
 
 
+def a_path(text: str) -> Path:
+    """Return the path that an argument gives. An empty one, as of a variable that is not set, would be this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty, as a variable that is not set is; expected a path, such as '.'")
+    return Path(text)
+
+
 def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     try:

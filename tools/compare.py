@@ -23,11 +23,19 @@ Examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.text_format import pluralize
-from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, fraction, is_override, new_file
+from vitkit.tools.common import (
+    a_path,
+    add_device,
+    add_trust,
+    check_out,
+    errors_in_one_line,
+    fraction,
+    is_override,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,19 +55,19 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("models", nargs="+", help=text)
     parser.add_argument("--data", metavar="MODEL", help="score results files on the data of this config or run")
     text = "score results files on these annotations in COCO's format"
-    parser.add_argument("--annotations", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--images", type=Path, metavar="DIR", help="folder of the images of --annotations")
+    parser.add_argument("--annotations", type=a_path, metavar="FILE", help=text)
+    parser.add_argument("--images", type=a_path, metavar="DIR", help="folder of the images of --annotations")
     text = "names of the models (default: the names of their folders and files)"
     parser.add_argument("--names", nargs="+", metavar="NAME", help=text)
     text = "the page to write (default: comparison.html, or comparison-2.html if that exists)"
-    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--out", type=a_path, help=text)
     text = "also draw the metric of models that translate by the length of the source"
-    parser.add_argument("--by-length", type=Path, metavar="PNG", help=text)
+    parser.add_argument("--by-length", type=a_path, metavar="PNG", help=text)
     add_trust(parser)
     add_device(parser)
     curves = parser.add_argument_group("training curves")
     text = "only draw the training curves of runs, or of their log.jsonl files, into this file"
-    curves.add_argument("--curves", type=Path, metavar="PNG", help=text)
+    curves.add_argument("--curves", type=a_path, metavar="PNG", help=text)
     text = "validation metrics to draw (default: AP, AP50 and AP75; if there are none, all)"
     curves.add_argument("--metrics", nargs="+", metavar="METRIC", help=text)
     text = "losses to draw: loss, the total, or terms such as l1 (default: loss; for a single run, all)"

@@ -20,11 +20,10 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 import vitkit
 from vitkit.text_format import pluralize
-from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import a_path, add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
 
 NAMES = ("official", "transformers", "mmdetection", "detrex", "vitkit")
 ANNOTATIONS = ("coco", "yolo", "voc", "cvat", "label-studio", "odvg")
@@ -35,7 +34,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_model(parser)
     text = f"format of the names of the weights: {', '.join(NAMES)}"
     parser.add_argument("--to", required=True, metavar="FORMAT", help=text)
-    parser.add_argument("--out", type=Path, required=True, help="the file or folder to write")
+    parser.add_argument("--out", type=a_path, required=True, help="the file or folder to write")
     text = "precision of the stored numbers (default: fp32)"
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
     text = "license of the weights, for the model card (default: for models of the zoo, the one it lists)"

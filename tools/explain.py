@@ -31,10 +31,10 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 import vitkit
 from vitkit.tools.common import (
+    a_path,
     add_device,
     add_model,
     add_trust,
@@ -72,9 +72,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--image", help="the image to explain; resized like the validation data")
     text = "the sentence that a text model reads; or what a text-prompted model looks for in --image: 'a cat. a dog.'"
     parser.add_argument("--text", metavar="TEXT", help=text)
-    parser.add_argument("--video", type=Path, help="the video to explain; its middle clip is taken")
+    parser.add_argument("--video", type=a_path, help="the video to explain; its middle clip is taken")
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="folder of images to average attention distances over"
+        "--images", type=a_path, metavar="DIR", help="folder of images to average attention distances over"
     )
     text = "average over the first N of --images, in alphabetical order (default: all)"
     parser.add_argument("--max-images", type=positive, metavar="N", help=text)
@@ -102,7 +102,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "draw the attention of a text model among words, each joined from its subwords"
     parser.add_argument("--words", action="store_true", help=text)
     text = "folder to write (default: runs/explain, or runs/explain-2 if it exists)"
-    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--out", type=a_path, help=text)
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

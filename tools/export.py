@@ -20,13 +20,13 @@ Examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitkit
 from vitkit.apps.export_reading.settings import FORMATS, OPSETS, TOLERANCES
 from vitkit.text_format import pluralize
 from vitkit.tools.common import (
+    a_path,
     add_model,
     add_overwrite,
     add_trust,
@@ -46,13 +46,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=tuple(FORMATS), default="onnx", help="format of the file (default: onnx)")
     text = "fp16: store weights and compute in float16; int8: compute matrix products in int8 (default: fp32)"
     parser.add_argument("--precision", choices=tuple(TOLERANCES), default="fp32", help=text)
-    parser.add_argument("--out", type=Path, help="the file to write (default: NAME.onnx or NAME.pt2 in this folder)")
+    parser.add_argument("--out", type=a_path, help="the file to write (default: NAME.onnx or NAME.pt2 in this folder)")
     add_overwrite(parser)
     parser.add_argument(
         "--size", type=image_size, metavar="HxW", help="fixed height and width of the images (default: any)"
     )
     text = "folder of images to compare on (default: synthetic ones)"
-    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--images", type=a_path, metavar="DIR", help=text)
     text = "compare on the first N of --images (default: 2)"
     parser.add_argument("--max-images", type=positive, default=2, metavar="N", help=text)
     parser.add_argument("--opset", type=int, default=20, help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: 20)")

@@ -35,10 +35,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.tools.common import (
+    a_path,
     add_batch_size,
     add_device,
     add_model,
@@ -64,13 +64,19 @@ if TYPE_CHECKING:
 TASKS = ("panoptic", "semantic", "instance", "detection", "classification", "captioning")
 
 
+def an_input(text: str) -> str:
+    """Return the text of an input, which is not empty."""
+    a_path(text)
+    return text
+
+
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
     text = "files to read: images, videos, folders, patterns, URLs, or the number of a camera"
-    parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
+    parser.add_argument("--input", nargs="+", required=True, type=an_input, metavar="INPUT", help=text)
     text = "folder to write (default: runs/predict, or runs/predict-2 if it exists)"
-    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--out", type=a_path, help=text)
     text = "what a text-prompted model looks for: 'a red car. a dog.', or several phrases, each in quotes"
     parser.add_argument("--text", nargs="+", metavar="PHRASE", help=text)
     text = "treat --text as a caption: its words of at least this probability name an object (the original: 0.25)"
@@ -96,7 +102,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "threads that read and prepare images while the model runs (default: 2)"
     parser.add_argument("--workers", type=positive, default=2, metavar="N", help=text)
     text = "resume the interrupted prediction in this folder, in place of --out: finished inputs are skipped"
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--resume", type=a_path, metavar="FOLDER", help=text)
     text = "predict only the Ith of N parts of the inputs, from 1; all parts write into the same OUT"
     parser.add_argument("--shard", type=shard, metavar="I/N", help=text)
     add_overwrite(parser)

@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 
 import vitkit
-from vitkit.tools.common import add_device, errors_in_one_line, is_override
+from vitkit.tools.common import a_path, add_device, errors_in_one_line, is_override
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -53,9 +53,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "folder with a folder of images for each class, by which the features are judged before and after"
     parser.add_argument("--labeled", metavar="CLASSES", help=text)
     text = "folder of the run (default: runs/pretrain)"
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/pretrain"), help=text)
+    parser.add_argument("--run-dir", type=a_path, default=Path("runs/pretrain"), help=text)
     text = "go on with the run in this folder"
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--resume", type=a_path, metavar="FOLDER", help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.text_format import pluralize
-from vitkit.tools.common import add_device, add_overwrite, errors_in_one_line, is_override, positive
+from vitkit.tools.common import a_path, add_device, add_overwrite, errors_in_one_line, is_override, positive
 
 if TYPE_CHECKING:
     from vitkit.apps.reproduction import Record
@@ -44,15 +44,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "with --all: end after H hours; the next --all goes on there"
     parser.add_argument("--limit-hours", type=_hours, metavar="H", help=text)
     text = "with --all: the folder of the datasets' folders: COCO is in DIR/coco (default: data)"
-    parser.add_argument("--datasets", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--datasets", type=a_path, metavar="DIR", help=text)
     parser.add_argument("--images", type=positive, metavar="N", help="measure N images only, always the same ones")
     text = "split of the data (default: that of the figure, mostly val)"
     parser.add_argument("--split", choices=("train", "val", "test"), help=text)
     text = "train the weights first, where none are published; a run that was killed goes on"
     parser.add_argument("--train", action="store_true", help=text)
-    parser.add_argument("--out", type=Path, default=Path("records"), help="folder of the records (default: records)")
+    parser.add_argument("--out", type=a_path, default=Path("records"), help="folder of the records (default: records)")
     parser.add_argument(
-        "--verify", type=Path, nargs="+", metavar="RECORD", help="check the form and the sums of records"
+        "--verify", type=a_path, nargs="+", metavar="RECORD", help="check the form and the sums of records"
     )
     add_overwrite(parser)
     add_device(parser)

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 import vitkit
-from vitkit.tools.common import add_device, errors_in_one_line, fraction, is_override
+from vitkit.tools.common import a_path, add_device, errors_in_one_line, fraction, is_override
 
 TASKS = ("detection", "semantic", "instance", "keypoints", "panoptic", "classification")
 
@@ -37,7 +37,7 @@ TASKS = ("detection", "semantic", "instance", "keypoints", "panoptic", "classifi
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "folder of the images, or a file that says where they are, such as YOLO's data.yaml"
-    parser.add_argument("images", type=Path, metavar="IMAGES", help=text)
+    parser.add_argument("images", type=a_path, metavar="IMAGES", help=text)
     text = "file or folder of their annotations; also key.sub=value for the config"
     parser.add_argument("rest", nargs="*", default=[], metavar="ANNOTATIONS", help=text)
     parser.add_argument("--task", choices=TASKS, default="detection", help="task to learn (default: detection)")
@@ -45,7 +45,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "fraction of the images for validation (default: 0.2)"
     parser.add_argument("--val-fraction", type=fraction, default=0.2, metavar="FRACTION", help=text)
     text = "folder of the run (default: runs/start)"
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
+    parser.add_argument("--run-dir", type=a_path, default=Path("runs/start"), help=text)
     text = "score this text-prompted detector first, with the class names as its text, as a baseline in the report"
     parser.add_argument("--zero-shot", metavar="MODEL", help=text)
     text = "time a few steps, choose, and write the config, but do not train"

@@ -31,6 +31,7 @@ from vitkit.errors import ConfigError
 from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     MODEL_HELP,
+    a_path,
     add_device,
     add_iou,
     add_runtime,
@@ -57,11 +58,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "overrides", nargs="*", default=[], help="key.sub=value for the config, such as data.root=data/coco"
     )
     text = "score predictions written earlier instead of running a model: the JSON, or a folder of semantic PNGs"
-    parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
+    parser.add_argument("--eval-only", type=a_path, metavar="RESULTS", help=text)
     text = "without MODEL, score boxes or masks on these annotations in COCO's format"
-    parser.add_argument("--annotations", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--annotations", type=a_path, metavar="FILE", help=text)
     text = "folder of the images of --annotations, which a report then shows"
-    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--images", type=a_path, metavar="DIR", help=text)
     text = "average a semantic model's scores over image sizes, each also mirrored"
     parser.add_argument("--tta", action="store_true", help=text)
     text = "sizes for --tta, relative to the evaluated one (default: 0.5,0.75,1,1.25,1.5,1.75)"
@@ -77,10 +78,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--confusion", type=fraction, nargs="?", const=0.5, metavar="SCORE", help=text)
     add_iou(parser, "for --thresholds, --confusion and --report")
     text = "results file to write (default: results.json in the run's folder, or in this one)"
-    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--out", type=a_path, help=text)
     text = "resume the interrupted evaluation in this folder, named after its results: results.stored_predictions"
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
-    parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
+    parser.add_argument("--resume", type=a_path, metavar="FOLDER", help=text)
+    parser.add_argument("--report", type=a_path, metavar="HTML", help="write a page with numbers, curves and images")
     add_runtime(parser)
     add_trust(parser)
     add_device(parser)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.tools.common import MODEL_HELP, split_weights
+from vitkit.tools.common import MODEL_HELP, a_path, split_weights
 
 if TYPE_CHECKING:
     from vitkit.text.vocabulary import Vocabulary
@@ -24,7 +24,7 @@ def add_text(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("text", nargs="*", metavar="TEXT", help=text)
     text = "files to read, with one text per line, plain or gzip"
     parser.add_argument("--input", nargs="+", metavar="INPUT", help=text)
-    parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
+    parser.add_argument("--out", type=a_path, help="file to write (default: standard output)")
 
 
 def model_and_text(model: str, words: Sequence[str], *, has_input: bool) -> tuple[str | None, list[str]]:

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 from vitkit.errors import VitkitError, error_line
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line, is_override, machine_error_line
+from vitkit.tools.common import a_path, add_device, add_trust, errors_in_one_line, is_override, machine_error_line
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -38,8 +38,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "(not needed with --resume)",
     )
     parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value, such as train.epochs=2")
-    parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/CONFIG_NAME, numbered if taken)")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="resume the interrupted run in this folder")
+    parser.add_argument(
+        "--run-dir", type=a_path, help="folder of the run (default: runs/CONFIG_NAME, numbered if taken)"
+    )
+    parser.add_argument("--resume", type=a_path, metavar="FOLDER", help="resume the interrupted run in this folder")
     parser.add_argument(
         "--init",
         metavar="CHECKPOINT",
@@ -62,7 +64,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
     text = "write the config, complete, as a Python file to edit, and stop; an existing file is not replaced"
-    parser.add_argument("--write-config", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--write-config", type=a_path, metavar="FILE", help=text)
     text = "build everything, evaluate one batch, and stop: nothing is trained or written"
     parser.add_argument("--check", action="store_true", help=text)
     args, unknown = parser.parse_known_intermixed_args(argv)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError
 from vitkit.text_format import pluralize
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line, require_text_model
+from vitkit.tools.common import a_path, add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
     add_beams,
@@ -54,7 +54,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="sample the tokens by their probability")
     add_sampling(parser, when="for --sample: ")
     text = "draw the alignment matrix of the best translation (for several lines: NAME_1.png and so on)"
-    parser.add_argument("--attention", type=Path, metavar="PNG", help=text)
+    parser.add_argument("--attention", type=a_path, metavar="PNG", help=text)
     parser.add_argument("--words", action="store_true", help="for --attention: join subwords to words")
     text = "maximum number of tokens of a sentence (default: 1000)"
     parser.add_argument("--max-source", type=int, default=1000, metavar="S", help=text)

@@ -10,7 +10,7 @@ from helpers.command_options import options_of
 cli = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)")
 
 COMMANDS = list(cli.list_commands())
-VALUES = {"positive": "int", "fraction": "float", "_device": "str", "parse": "str"}
+VALUES = {"positive": "int", "fraction": "float", "_device": "str", "parse": "str", "an_input": "str"}
 """Function of tools/common.py -> the type of what it parses: a command may allow more numbers than another one."""
 FILLERS = {"all", "and", "for", "from", "instead", "than", "that", "the", "this", "which", "with"}
 """Words by which unlike descriptions may agree."""
@@ -42,7 +42,7 @@ def test_an_option_takes_the_same_values_in_all_commands():
     del ways["--format"]  # of exported files, and of annotations
     assert {*ways.pop("--text")} == {("_StoreAction", None, "TEXT", "str"), ("_StoreAction", "+", "PHRASE", "str")}
     # A folder, and with reproduce, which has no folder but data.root, a number.
-    assert {way[-1] for way in ways.pop("--images")} == {"Path", "int"}
+    assert {way[-1] for way in ways.pop("--images")} == {"a_path", "int"}
     types = {way[-1] for way in ways.pop("--threshold")}  # of predictions, it may differ by class
     assert types == {"float", "threshold"}
     assert not {name: dict(of) for name, of in ways.items() if len(of) > 1}
@@ -69,3 +69,12 @@ def test_options_with_the_same_help_text_have_the_same_name():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_a_help_text(command):
     assert not [name for name, action in options_of(command).items() if not action.help]
+
+
+@pytest.mark.parametrize(
+    "args", [["predict", "shapes_dino", "--input", ""], ["train", "quickstart/dino", "--run-dir", ""]]
+)
+def test_an_empty_path_is_an_error(args, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(args)
+    assert "it is empty, as a variable that is not set is; expected a path" in capsys.readouterr().err

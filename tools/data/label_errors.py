@@ -14,10 +14,10 @@ Examples:
 
 import argparse
 from collections import Counter
-from pathlib import Path
 
 from vitkit.text_format import pluralize
 from vitkit.tools.common import (
+    a_path,
     add_device,
     add_model,
     add_trust,
@@ -36,10 +36,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--split", choices=("train", "val", "test"), default="val", help="split whose labels are checked (default: val)"
     )
     text = "score these predictions, which vitkit test has written, instead of running a model"
-    parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
+    parser.add_argument("--eval-only", type=a_path, metavar="RESULTS", help=text)
     text = "maximum number of labels to list (default: 200)"
     parser.add_argument("--max-labels", type=positive, default=200, metavar="N", help=text)
-    parser.add_argument("--out", type=Path, help="the page to write (default: label_errors.html in the run's folder)")
+    parser.add_argument("--out", type=a_path, help="the page to write (default: label_errors.html in the run's folder)")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)

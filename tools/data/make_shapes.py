@@ -13,14 +13,13 @@ Example:
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from vitkit.tools.common import add_overwrite, errors_in_one_line, positive
+from vitkit.tools.common import a_path, add_overwrite, errors_in_one_line, positive
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--out", type=a_path, required=True, help="folder to write")
     for split, default in (("train", 1000), ("val", 200)):
         text = f"number of images for {'training' if split == 'train' else 'validation'} (default: {default})"
         parser.add_argument(f"--num-{split}", type=positive, default=default, metavar="N", help=text)

@@ -2,9 +2,8 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from vitkit.tools.common import add_overwrite, one_of
+from vitkit.tools.common import a_path, add_overwrite, one_of
 
 SOURCE_HELP = (
     "annotations: a file or a folder of COCO, YOLO, Pascal VOC, LabelMe, CVAT, Label Studio, VIA, CSV or label images"
@@ -18,7 +17,7 @@ def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True, c
         captions: whether the format may also be one of captions with located phrases.
     """
     text = "folder of the images (default: where the format usually has them)"
-    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--images", type=a_path, metavar="DIR", help=text)
     text = "format of the annotations, if it is ambiguous, such as coco or voc"
     parser.add_argument(
         "--from", dest="format", type=one_of(_all_readers if captions else _readers), metavar="FORMAT", help=text
@@ -32,7 +31,7 @@ def add_out(parser: argparse.ArgumentParser, *, what: str = "folder") -> None:
     """Add the options of a command that writes annotations."""
     text = "format to write: coco, yolo, voc, cvat, label-studio or odvg (default: coco)"
     parser.add_argument("--to", type=one_of(writer_names), default="coco", metavar="FORMAT", help=text)
-    parser.add_argument("--out", type=Path, required=True, help=f"the {what} to write")
+    parser.add_argument("--out", type=a_path, required=True, help=f"the {what} to write")
     add_overwrite(parser)
 
 

@@ -19,19 +19,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitkit.tools.common import add_overwrite, errors_in_one_line
+from vitkit.tools.common import a_path, add_overwrite, errors_in_one_line
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="the folder of the data")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
+    parser.add_argument("dataset", type=a_path, metavar="DATASET", help="the folder of the data")
+    parser.add_argument("out", type=a_path, metavar="OUT", help="the folder to write")
     text = "size of a tar file in bytes, or with K, M or G: 512M (default: 1G); one larger image has its own"
     parser.add_argument("--shard-size", type=_num_bytes, default="1G", metavar="BYTES", help=text)
     text = "write what FILE, of any format that vitkit data convert reads, says of each image in DIR beside the image"
-    parser.add_argument("--labels", nargs=2, type=Path, action="append", default=[], metavar=("FILE", "DIR"), help=text)
+    parser.add_argument(
+        "--labels", nargs=2, type=a_path, action="append", default=[], metavar=("FILE", "DIR"), help=text
+    )
     add_overwrite(parser)
     return parser.parse_args(argv)
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from vitkit.apps.inference import Prediction
+from vitkit.apps.inference import Prediction, load
 from vitkit.errors import ConfigError
 from vitkit.structures import ScoreThresholds
 
@@ -97,6 +97,17 @@ def test_the_best_box_is_drawn_dashed_if_no_object_reaches_its_threshold(task):
     assert not drawn[2 * scale : 12 * scale].any()
     found = prediction.draw(task=task, score_threshold=0.3)[36 * scale - 1, 4 * scale : 52 * scale]
     assert found.any(axis=-1).all()
+
+
+def test_a_text_or_a_score_in_place_of_names_is_an_error():
+    with pytest.raises(ConfigError, match=r"filter: classes is 0.5; expected names. Of scores: filter\(score=0.5\)"):
+        detection().filter(0.5)
+    with pytest.raises(
+        ConfigError, match=r"classes: got the text 'a,b'; expected a list of texts, such as \['a', 'b'\]"
+    ):
+        load("shapes_dino", classes="a,b")
+    with pytest.raises(ConfigError, match="overrides: got the text 'data.num_workers=0'"):
+        load("shapes_dino", overrides="data.num_workers=0")
 
 
 def test_filter_sets_other_panoptic_segments_to_void():

@@ -108,6 +108,7 @@ def load(
         CheckpointError: the weights cannot be read, or do not fit the model.
         DataError: the classes of a text-prompted model are not phrases.
     """
+    _check_lists(overrides=overrides, classes=classes)
     config, located = find_trained(source, weights, overrides=overrides, trust=trust)
     device = "cpu" if device is None else device
     require_device(device)
@@ -475,3 +476,10 @@ def check_not_exported(loaded: Loaded, what: str) -> None:
             f"{what}: {path} is an exported file, which only returns the model's outputs. Give the checkpoint that it "
             "was exported from."
         )
+
+
+def _check_lists(**values: Sequence[str] | None) -> None:
+    """Raise a ConfigError if a text is in place of a list of texts: its letters would be these."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            raise ConfigError(f"{name}: got the text {value!r}; expected a list of texts, such as {value.split(',')}.")

@@ -175,6 +175,8 @@ class Prediction:
             ConfigError: the model has no such class.
         """
         fields, thresholds = dict(self.fields), self.thresholds
+        if isinstance(classes, int | float):
+            raise ConfigError(f"filter: classes is {classes}; expected names. Of scores: filter(score={classes}).")
         if score is not None:
             thresholds = make_threshold(score, self.classes, thresholds)
         wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
