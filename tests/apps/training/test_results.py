@@ -149,3 +149,16 @@ def test_results_of_other_data_are_not_reused(run):
     record = json.loads((run / "results_val_weights.json").read_text())
     (run / "results_val.json").write_text(json.dumps(results[:1]))
     assert score_run(run, device="cpu").evaluator.results() == results[:1] and record["data"][0] == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        (("images", "annotations", "categories"), "annotations in COCO's"),
+        (("images", "model", "classes"), "predictions"),
+    ],
+)
+def test_files_that_are_no_results_are_named(tmp_path, keys, what):
+    (tmp_path / "a.json").write_text(json.dumps({key: [] for key in keys}))
+    with pytest.raises(ConfigError, match=f"a.json: these are .*{what}.*Expected results, a list of {{image_id"):
+        score_file(tmp_path / "a.json", annotations=tmp_path / "a.json")

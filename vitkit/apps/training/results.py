@@ -32,6 +32,12 @@ from vitkit.registry import EVALUATORS
 from vitkit.text_format import is_name
 from vitkit.weights.locate import RUN_CONFIG, Located
 
+_NO_RESULTS = (
+    ({"images", "annotations", "categories"}, "these are annotations in COCO's format"),
+    ({"images", "model", "classes"}, "these are the predictions that vitkit predict writes"),
+)
+"""Keys of JSON files that are taken for results, and what they are."""
+
 
 class ScoredResults(NamedTuple):
     """A model's predictions with their metrics."""
@@ -150,6 +156,11 @@ def score_file(
         masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
         evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
         evaluator.load_results(results)
+    elif isinstance(content, dict) and (what := [text for keys, text in _NO_RESULTS if keys <= content.keys()]):
+        raise ConfigError(
+            f"{results}: {what[0]}. Expected results, a list of {{image_id, category_id, bbox, score}}, as vitkit test "
+            "RUN --out results.json writes."
+        )
     else:
         raise ConfigError(
             f"{results}: results of this kind need their config: vitkit test CONFIG, or vitkit compare --data CONFIG."
