@@ -4,7 +4,7 @@ import json
 from importlib import import_module
 
 import pytest
-from helpers.annotation_files import coco, draw, draw_images, voc, write
+from helpers.annotation_files import coco, draw, draw_images, named_boxes, voc, write
 from helpers.processes import run_anew
 
 from vitkit.data.datasets.captions import CocoCaptions
@@ -170,3 +170,15 @@ def test_splits_of_karpathy_are_read(tmp_path):
     captions = {"images": [{"id": 1, "file_name": "val2014/0.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
     with pytest.raises(ConfigError, match="COCO's format, which has no splits"):
         CocoCaptions(tmp_path, write(tmp_path / "captions.json", captions), split="train")
+
+
+def test_the_folder_that_an_archive_puts_around_its_content_is_entered(tmp_path):
+    inner = tmp_path / "unpacked" / "pets" / "pets v2"
+    draw_images(inner, "train/images/a.jpg", "valid/images/b.jpg")
+    for name in ("train/labels/a.txt", "valid/labels/b.txt"):
+        write(inner / name, "1 0.5 0.5 0.5 0.5\n")
+    write(inner / "data.yaml", "train: train/images\nval: valid/images\nnames: [cat, dog]\n")
+    write(tmp_path / "unpacked/.DS_Store", "")
+    data = read_annotations(tmp_path / "unpacked")
+    assert data.splits == {"train": [1], "val": [2]} and data.folder == inner
+    assert [name for _, name, _ in named_boxes(data)] == ["dog", "dog"]

@@ -14,10 +14,14 @@ from vitkit.data.formats.exporters import IGNORED, is_ignored
 from vitkit.data.formats.sizes import fit_images
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues, segmentation_issues
+from vitkit.io.folders import is_hidden, split_of
 from vitkit.io.image_files import MAX_PIXELS, check_inside
 from vitkit.io.parsing import check_count
 from vitkit.registry import nearest
 from vitkit.text_format import pluralize
+
+_PARTS = ("images", "labels", "annotations", "jpegimages")
+"""Folders of a dataset's parts."""
 
 
 def read_annotations(
@@ -48,6 +52,8 @@ def read_annotations(
     annotations, images = Path(annotations), None if images is None else Path(images)
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format: no {format!r}. {nearest(format, FORMATS)}")
+    if images is None:
+        annotations = _inside_archive(annotations)
     format = format or detect_format(annotations, images)
     data = FORMATS[format].read(annotations, images)
     if not data.images:
@@ -84,6 +90,17 @@ def read_annotations(
         lie = "1 object lies outside its image:" if count == 1 else f"{count} objects lie outside their images, such as"
         data.notes.append(f"{lie} {outside[0]}")
     return data
+
+
+def _inside_archive(folder: Path) -> Path:
+    """Return the folder that an archive has put around its content, if a folder has nothing else."""
+    while folder.is_dir():
+        entries = [path for path in folder.iterdir() if not is_hidden(path.name)]
+        names = [path.name for path in entries if path.is_dir() and not split_of(path.name)]
+        if len(entries) != 1 or not names or names[0].lower() in _PARTS:
+            break
+        folder = entries[0]
+    return folder
 
 
 def _describe_shared_images(data: AnnotatedImages) -> list[str]:

@@ -172,11 +172,8 @@ class AnnotatedImages:
         return AnnotatedImages(self.format, self.source, self.folder, content, recordings=recordings, changed=changed)
 
     def split(self, name: str | None) -> "AnnotatedImages":
-        """Return the images of a split; None: all, if the dataset has no splits; "all": all.
-
-        Raises:
-            DataError: there is no such split, or there are several and `name` is None.
-        """
+        """Return the images of a split; None: all, if the dataset has no splits; "all": all. Raise a DataError if there
+        is no such split, or there are several and `name` is None."""
         if name == "all" or (name is None and not self.splits):
             return self
         sizes = ", ".join(f"{split} ({len(ids)} images)" for split, ids in self.splits.items())
@@ -232,11 +229,8 @@ def note_other_images(data: AnnotatedImages, files: ImageFiles, names: Mapping[P
 
 
 def single_file(annotations: Path, pattern: str) -> Path:
-    """Return a file, or the only file of a folder that matches a pattern.
-
-    Raises:
-        DataError: the folder has none, or several.
-    """
+    """Return a file, or the only file of a folder that matches a pattern; raise a DataError if the folder has none, or
+    several."""
     if annotations.is_file():
         return annotations
     files = sorted(path for path in annotations.glob(pattern) if not is_hidden(path.name))

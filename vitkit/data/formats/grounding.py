@@ -152,11 +152,8 @@ def _of_phrases(regions: list[Region]) -> tuple[str, list[Region]]:
 
 
 def read_label_map(path: Path) -> dict[int, str]:
-    """Return the name of each label from the JSON file that is beside ODVG's: {"0": "person", ...}.
-
-    Raises:
-        DataError: it is not such a file, or two labels have one name.
-    """
+    """Return the name of each label from the JSON file that is beside ODVG's: {"0": "person", ...}; raise a DataError
+    if it is not such a file, or two labels have one name."""
     content = read_json(path, key="label_map", remedy="Correct label_map.")
     if not isinstance(content, dict) or not content or not all(map(_NUMBER.fullmatch, content)):
         raise DataError(
@@ -308,11 +305,8 @@ def check_caption(caption: Any, where: str) -> None:
 
 
 def check_spans(value: Any, caption: str, where: str) -> tuple[Span, ...]:
-    """Return `tokens_positive` of a region.
-
-    Raises:
-        DataError: they are not characters of the caption, or name no word.
-    """
+    """Return `tokens_positive` of a region; raise a DataError if they are not characters of the caption, or name no
+    word."""
     pairs = value if isinstance(value, list) else None
     if not pairs or not all(
         isinstance(pair, list) and len(pair) == 2 and all(type(offset) is int for offset in pair) for pair in pairs
@@ -373,11 +367,7 @@ _SUFFIXES = {".jsonl": "odvg", ".json": "mdetr", ".p": "refcoco", ".pkl": "refco
 
 
 def detect_grounding_format(path: Path) -> str:
-    """Return the format of a file or folder.
-
-    Raises:
-        DataError: there is none, or it is in none of the formats.
-    """
+    """Return the format of a file or folder; raise a DataError if there is none, or it is in none of the formats."""
     name = "flickr30k" if path.is_dir() else _SUFFIXES.get(path.suffix.lower())
     if not path.exists() or name is None:
         what = "is in none of the formats" if path.exists() else "does not exist; expected one of"
@@ -387,11 +377,8 @@ def detect_grounding_format(path: Path) -> str:
 
 
 def read_grounded(path: Path, format: str, split: str | None = None) -> Iterator[GroundedImage]:
-    """Yield the images of a file or folder.
-
-    Raises:
-        DataError: it is invalid, or a split is chosen of a format without them.
-    """
+    """Yield the images of a file or folder; raise a DataError if it is invalid, or a split is chosen of a format
+    without them."""
     form = GROUNDING_FORMATS[format]
     if split is not None and not form.has_splits:
         raise DataError(f"split={split!r}: {form.text} has one split in each file. Leave it out.")

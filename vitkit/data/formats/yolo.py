@@ -126,11 +126,7 @@ def _read_lists(path: Path, lists: Mapping[str, Path], images: Path | None) -> A
 
 
 def read_yaml_settings(path: Path) -> dict[str, Any]:
-    """Read a YAML file that must hold `names`.
-
-    Raises:
-        DataError: the file cannot be read, or has no class names.
-    """
+    """Read a YAML file that must hold `names`; raise a DataError if the file cannot be read, or has no class names."""
     settings = read_yaml(path)
     if not isinstance(settings, dict) or not isinstance(settings.get("names"), list | dict):
         raise DataError(
