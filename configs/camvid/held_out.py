@@ -10,7 +10,7 @@ Here: mIoU 0.489, pixel accuracy 0.870 on 0006R0 (seed 42), by a run that also t
       nothing was chosen: the last of 25 epochs counts (after 5, 10, 15 and 20: 0.377, 0.464, 0.480, 0.485), 60 min of
       one core of an AMD EPYC. Roads have 0.95, cars 0.80; pavements, fences and signs 0.43, 0.19 and 0.22; cyclists,
       who are 0.07 % of the recording's pixels, none. Other frames of the recordings in training, as in
-      mask2former_r50.py, give 0.732; part of the difference is that classes are rarer in this recording.
+      mask2former_r50.py, give 0.739; part of the difference is that classes are rarer in this recording.
 """
 
 from vitkit.configs.camvid.mask2former_r50 import config as mask2former_r50
