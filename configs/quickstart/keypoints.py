@@ -8,9 +8,9 @@ pixels, as half a pixel costs much of the OKS of a small star in 64; one layer, 
 of two; denoising, which was better than groups in as many steps; and gradients clipped at 1.
 
 Run:  python tools/train.py configs/quickstart/keypoints.py
-Here: keypoint AP 0.814, AP50 0.925, PCK 0.954, box AP 0.852, for seed 42 (on an Intel Xeon with AMX 0.828, 0.930,
-      0.948, 0.846); 7.9 processor minutes of an
-      AMD EPYC, one thread. Without nms_iou, objects found twice lower the AP to 0.745.
+Here: keypoint AP 0.814, AP50 0.925, PCK 0.954, box AP 0.852, for seed 42; 7.9 processor minutes of an
+      AMD EPYC, one thread. On an Intel Xeon with AMX 0.828, 0.930, 0.948, 0.846. Without nms_iou, objects found twice
+      lower the AP to 0.745.
       These weights are in the package: `vitkit predict shapes_keypoints --input image.png`.
 """
 
