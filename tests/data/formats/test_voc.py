@@ -111,6 +111,7 @@ def test_lists_of_voc_name_images_in_several_ways(tmp_path, lines):
     write(tmp_path / "ImageSets/Main/train2007.txt", lines[0])
     write(tmp_path / "ImageSets/Main/train2012.txt", lines[1])
     write(tmp_path / "ImageSets/Main/val.txt", "c\nmissing\n")
+    (tmp_path / "ImageSets/Main/._train2007.txt").write_bytes(b"\0\5\x16\7\xff")  # as macOS writes beside it
     data = read_annotations(tmp_path)
     names = {image["id"]: image["file_name"] for image in data.images}
     splits = {split: [names[number] for number in ids] for split, ids in data.splits.items()}

@@ -15,7 +15,7 @@ from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, note_
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, one_form, split_folders, split_of
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden, one_form, split_folders, split_of
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.segmentations import rotate_box
 from vitkit.io.text_files import read_lines
@@ -162,7 +162,8 @@ def _keys(name: str) -> list[str]:
 
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:
     """Set the splits that ImageSets/Main or the folders of the images name."""
-    lists = {path: split_of(path.stem) for path in sorted((folder / "ImageSets" / "Main").glob("*.txt"))}
+    files = [path for path in sorted((folder / "ImageSets" / "Main").glob("*.txt")) if not is_hidden(path.name)]
+    lists = {path: split_of(path.stem) for path in files}
     if "train" not in lists.values():
         lists |= {path: "train" for path in lists if path.stem == "trainval"}
     ids: dict[str, set[int]] = {}
