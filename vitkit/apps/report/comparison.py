@@ -219,7 +219,7 @@ def _check_same_objects(models: Sequence[Compared]) -> None:
 
 def _objects_of(dataset: Dataset) -> dict[Any, Counter[tuple[Any, ...]]]:
     """Return image id -> its objects, by class, box and whether they are a crowd; {} for data without objects."""
-    if "objects" not in dataset.annotations or not hasattr(dataset, "ground_truth"):
+    if "objects" not in dataset.annotations:
         return {}
     truth = dataset.ground_truth()
     names = {category["id"]: category["name"] for category in truth["categories"]}

@@ -107,8 +107,9 @@ def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name:
     class_column = None
     if len(boxes) > 1 or {*_CLASS} & {*columns}:
         class_column = first = _column(columns, _CLASS, "the class", path)
-        texts = (name for name in _CLASS if name in columns and not _has_numbers(table.rows, name))
-        if _has_numbers(table.rows, first) and (class_column := next(texts, first)) != first:
+        present = [name for name in _CLASS if name in columns]
+        texts = [name for name in present if not all(_NUMBER.fullmatch(row[name]) for _, row in table.rows)]
+        if first not in texts and (class_column := next(iter(texts), first)) != first:
             data.notes.append(f"the class is the column {class_column!r} of {path.name}, as {first!r} has only numbers")
     else:  # Kaggle's tables of a single class
         data.notes.append(f"no column of {path.name} is the class: all objects are called 'object'")
@@ -153,10 +154,6 @@ def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name:
     if len(boxes) == 1:
         data.notes.append(f"the column {boxes[0]!r} is read as [x, y, width, height]")
         _check_sizes(data, num_before, f"{path.name}: the column {boxes[0]!r}")
-
-
-def _has_numbers(rows: Sequence[tuple[int, Mapping[str, str]]], column: str) -> bool:
-    return all(_NUMBER.fullmatch(row[column]) for _, row in rows)
 
 
 def _fields(numbers: Sequence[float], order: str) -> dict[str, Any]:

@@ -82,18 +82,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         if task or (subset and split is None):
             data.recordings[image["id"]] = recording
         check_count(len(element), f"annotations: '{path}': {name!r}")
-        boxes = {_group(shape): shape for shape in element.iterfind("box") if shape.get("group_id")}
-        counts = Counter((shape.tag, _group(shape)) for shape in element)
-        for shape in element:
-            group = _group(shape)
-            is_pair = counts["box", group] == 1 == counts["skeleton", group]
-            if shape.tag == "skeleton":
-                _add_skeleton(data, image, shape, boxes.get(group) if is_pair else None, keypoints, path)
-            elif shape.tag == "box" and group in boxes and counts["skeleton", group]:
-                if not is_pair:
-                    data.leave_out("boxes of a group of several skeletons or boxes of one label", image["file_name"])
-            else:
-                _add_shape(data, image, shape, path)
+        _add_shapes(data, image, element, keypoints, path)
     if shared:
         data.notes.append(
             f"{pluralize(len(shared), 'images', 'are')} of the name of another task's, such as {shared[0]}: their "
@@ -155,6 +144,28 @@ def _read_limbs(
                 )
             limbs.setdefault(name, []).append((ends[0], ends[1]))
     return limbs
+
+
+def _add_shapes(
+    data: AnnotatedImages,
+    image: Mapping[str, Any],
+    element: ElementTree.Element,
+    keypoints: dict[str, list[str]],
+    path: Path,
+) -> None:
+    """Add the objects of an image: a box and a skeleton that are alone in their group are one."""
+    boxes = {_group(shape): shape for shape in element.iterfind("box") if shape.get("group_id")}
+    counts = Counter((shape.tag, _group(shape)) for shape in element)
+    for shape in element:
+        group = _group(shape)
+        is_pair = counts["box", group] == 1 == counts["skeleton", group]
+        if shape.tag == "skeleton":
+            _add_skeleton(data, image, shape, boxes.get(group) if is_pair else None, keypoints, path)
+        elif shape.tag == "box" and group in boxes and counts["skeleton", group]:
+            if not is_pair:
+                data.leave_out("boxes of a group of several skeletons or boxes of one label", image["file_name"])
+        else:
+            _add_shape(data, image, shape, path)
 
 
 def _add_skeleton(
