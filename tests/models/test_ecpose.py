@@ -212,7 +212,7 @@ def test_half_precision_predicts_with_keypoints_in_float32():
     with torch.no_grad():
         whole, half = model(images), copy.deepcopy(model).half()(images.half())
     assert half["pred_logits"].dtype == torch.float16 and half["pred_keypoints"].dtype == torch.float32
-    torch.testing.assert_close(half["pred_logits"].float(), whole["pred_logits"], atol=0.05, rtol=0.05)
+    torch.testing.assert_close(half["pred_logits"].float(), whole["pred_logits"], atol=0.05, rtol=0.1)
     assert half["pred_keypoints"].isfinite().all()  # with initial weights, rounding changes which locations are chosen
 
 

@@ -102,6 +102,7 @@ RECIPES = {
             RecipeFigure("small", 3296, "AP 0.618, AP50 0.886"),
             RecipeFigure("small", 4944, "AP 0.627, AP50 0.893"),
             RecipeFigure("small", 5768, "AP 0.633, AP50 0.896"),
+            # The rest is from before sampling by pixels (rounds_padding=False).
             RecipeFigure("resnet50", 824, "AP 0.497, AP50 0.812"),
             RecipeFigure("resnet50", 1648, "AP 0.571, AP50 0.858"),
             RecipeFigure("resnet50", 2472, "AP 0.601, AP50 0.874"),
