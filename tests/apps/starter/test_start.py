@@ -103,7 +103,7 @@ def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
     measured = RECIPES["detection"].measured
     for figure in measured:
         if figure.network == "res3" and figure.steps < 2472:
-            # Those of the small network alone are measured with sampling by pixels, which is worth more than the weights.
+            # Those of the small network are measured with sampling by pixels, which is worth more than weights.
             others = [f for f in measured if f.network == "resnet50"]
             others = [f for f in others if f.steps * step_costs[f.network] <= figure.steps]
             assert all(figure.metrics > other.metrics for other in others)
