@@ -5,6 +5,7 @@ import json
 import numpy as np
 from PIL import Image
 
+from vitkit.data.formats import AnnotatedImages
 from vitkit.io.segmentations import decode_segmentation
 
 CAT = [{"id": 1, "name": "cat"}]
@@ -68,3 +69,21 @@ def boxes(data):
 
 def mask_of(annotation, size):
     return decode_segmentation(annotation["segmentation"], size[1], size[0])
+
+
+def coco_with(folder, *boxes):
+    """Boxes of an image in memory."""
+    draw_images(folder, "a.png")
+    data = AnnotatedImages("coco", folder / "a.json", folder)
+    image_id = data.add_image("a.png", 40, 20)
+    for bbox in boxes:
+        data.add_object(image_id, "cat", bbox)
+    return data
+
+
+def yolo(folder, *lines):
+    """A data.yaml with an image of these lines, without the class."""
+    draw(folder / "images" / "a.png")
+    write(folder / "data.yaml", "train: images\nval: images\nnames: [cat]\n")
+    write(folder / "labels" / "a.txt", "".join(f"0 {line}\n" for line in lines))
+    return folder / "data.yaml"

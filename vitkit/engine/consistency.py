@@ -76,7 +76,7 @@ def check_same_data(datasets: Mapping[str, Dataset]) -> None:
         raise DataError(failure)
 
 
-class _Fingerprint(NamedTuple):
+class Fingerprint(NamedTuple):
     num_samples: int
     checksum: int
     source: str
@@ -86,17 +86,17 @@ class _Fingerprint(NamedTuple):
         return f"{self.num_samples} samples ({self.source}, checksum {self.checksum})"
 
 
-def fingerprint(dataset: Dataset) -> _Fingerprint:
+def fingerprint(dataset: Dataset) -> Fingerprint:
     """Return the number of samples and a checksum of what lists them, but not of images."""
     path = dataset.annotation_file
     value = 0 if path is None or not Path(path).is_file() else file_checksum(Path(path))
     for part in dataset.index_parts():
         is_array = isinstance(part, np.ndarray)
         value = zlib.crc32(np.ascontiguousarray(part) if is_array else f"{part}\n".encode(errors="replace"), value)
-    return _Fingerprint(len(dataset), value, str(path or type(dataset).__name__))
+    return Fingerprint(len(dataset), value, str(path or type(dataset).__name__))
 
 
-def _first_difference(per_rank: Sequence[tuple[str, Mapping[str, _Fingerprint]]]) -> str | None:
+def _first_difference(per_rank: Sequence[tuple[str, Mapping[str, Fingerprint]]]) -> str | None:
     """Return a description of the first data that differ from the main rank's, None if there are none."""
     for number, (host, fingerprints) in enumerate(per_rank):
         main_host, main = per_rank[0]

@@ -304,7 +304,7 @@ class ImageFiles:
         self._named: dict[tuple[str, str | None], tuple[int, str]] = {}
         """File and split (None: `expect`) -> how many folders of the path that names it are its own, and that path."""
         self._lists_own_folders = False
-        """Whether a path was expected that begins with all folders of its file, so that others do, too."""
+        """Whether a listed path has all folders of its file: then one with other folders does not name a file."""
 
     def expect(self, listed: Iterable[Sequence[str]]) -> None:
         """Look at all names that will be asked for, each with its alternatives: of several paths for one file, the one

@@ -4,7 +4,7 @@ import json
 from importlib import import_module
 
 import pytest
-from helpers.annotation_files import coco, draw, draw_images, named_boxes, voc, write
+from helpers.annotation_files import coco, draw, draw_images, named_boxes, voc, write, yolo
 from helpers.processes import run_anew
 
 from vitkit.data.datasets.captions import CocoCaptions
@@ -102,13 +102,6 @@ def test_what_a_dataset_leaves_out_is_logged_once(tmp_path, caplog):
     dataset = CocoDetection(tmp_path, write(tmp_path / "boxes.csv", "a.jpg,10,5,30,15,cat\n"))
     dataset.ground_truth()
     assert caplog.text.count("left out 1 images that are in no line") == 1
-
-
-def yolo(folder, *lines):
-    draw(folder / "images" / "a.png")
-    write(folder / "data.yaml", "train: images\nval: images\nnames: [cat]\n")
-    write(folder / "labels" / "a.txt", "".join(f"0 {line}\n" for line in lines))
-    return folder / "data.yaml"
 
 
 def test_repeated_keys_are_an_error(tmp_path):

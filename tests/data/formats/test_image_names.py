@@ -4,7 +4,7 @@ import json
 import unicodedata
 
 import pytest
-from helpers.annotation_files import coco, draw, draw_images, named_boxes, voc, write
+from helpers.annotation_files import coco, draw, draw_images, named_boxes, voc, write, yolo
 from PIL import Image
 
 from vitkit.apps.datasets.merging import merge_datasets
@@ -112,13 +112,6 @@ def test_images_are_found_by_names_of_another_case_if_there_are_none_of_this_one
     draw_images(tmp_path / "images", "IMG_1.JPG", "Mon/a.jpg", "b.jpg", "B.JPG")
     data = read_annotations(write_listed(tmp_path, "csv", ["img_1", "mon/A", "b"]), tmp_path / "images")
     assert [image["file_name"] for image in data.images] == ["IMG_1.JPG", "Mon/a.jpg", "b.jpg"]
-
-
-def yolo(folder, *lines):
-    draw(folder / "images" / "a.png")
-    write(folder / "data.yaml", "train: images\nval: images\nnames: [cat]\n")
-    write(folder / "labels" / "a.txt", "".join(f"0 {line}\n" for line in lines))
-    return folder / "data.yaml"
 
 
 def test_image_in_both_splits_is_listed_once(tmp_path):

@@ -1,10 +1,10 @@
 """Pascal VOC's XML files."""
 
 import pytest
-from helpers.annotation_files import boxes, draw, draw_images, named_boxes, voc, write
+from helpers.annotation_files import boxes, coco_with, draw, draw_images, named_boxes, voc, write
 
 from vitkit.apps.datasets.writing import write_voc
-from vitkit.data.formats import AnnotatedImages, read_annotations
+from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
 
 
@@ -62,15 +62,6 @@ def test_flags_of_other_tools_are_written_as_those_of_voc(tmp_path, value, flag)
     data.annotations[0]["occluded"] = value
     write_voc(data, tmp_path / "out", {})
     assert f"<occluded>{flag}</occluded>" in next((tmp_path / "out").rglob("*.xml")).read_text()
-
-
-def coco_with(folder, *boxes):
-    draw_images(folder, "a.png")
-    data = AnnotatedImages("coco", folder / "a.json", folder)
-    image_id = data.add_image("a.png", 40, 20)
-    for bbox in boxes:
-        data.add_object(image_id, "cat", bbox)
-    return data
 
 
 def test_voc_boxes_beyond_the_border_do_not_shift_the_others(tmp_path):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers.annotation_files import draw_images, named_boxes, write
+from helpers.annotation_files import coco_with, draw_images, named_boxes, write
 
 from vitkit.apps.datasets.writing import WRITERS, join_polygons, outlines
-from vitkit.data.formats import AnnotatedImages, read_annotations
+from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
 from vitkit.io.segmentations import decode_segmentation, polygon_box
 
@@ -58,15 +58,6 @@ def test_supervision_library_reads_the_same_boxes(tmp_path):
     )
     ((_, _, found),) = list(read)
     assert found.xyxy.tolist() == [[10, 5, 30, 15], [1, 2, 9, 40]]
-
-
-def coco_with(folder, *boxes):
-    draw_images(folder, "a.png")
-    data = AnnotatedImages("coco", folder / "a.json", folder)
-    image_id = data.add_image("a.png", 40, 20)
-    for bbox in boxes:
-        data.add_object(image_id, "cat", bbox)
-    return data
 
 
 @pytest.mark.parametrize("to", ["yolo", "voc"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.annotation_files import boxes, draw, draw_images, named_boxes, write
+from helpers.annotation_files import boxes, draw, draw_images, named_boxes, write, yolo
 
 from vitkit.data.formats import read_annotations
 from vitkit.errors import DataError
@@ -108,13 +108,6 @@ def test_text_file_of_two_images_is_an_error(tmp_path):
     write(tmp_path / "labels/1.txt", "0 0.5 0.5 0.2 0.2")
     with pytest.raises(DataError, match=r"1\.txt' is the only text file of two images, dogs/1\.jpg and others/1\.jpg"):
         read_annotations(tmp_path / "labels", tmp_path / "images")
-
-
-def yolo(folder, *lines):
-    draw(folder / "images" / "a.png")
-    write(folder / "data.yaml", "train: images\nval: images\nnames: [cat]\n")
-    write(folder / "labels" / "a.txt", "".join(f"0 {line}\n" for line in lines))
-    return folder / "data.yaml"
 
 
 FLAGGED = "0.5 0.5 0.5 0.5 0.4 0.4 2 0 0 0 0.7 0.6 1 0.6 0.6 2"
