@@ -330,6 +330,9 @@ def test_nothing_of_an_earlier_prediction_stays_in_a_folder_that_is_overwritten(
         "mine.txt",
     }
     assert not Path("out/coco").exists()
+    with pytest.raises(SystemExit, match="--out out: --overwrite would remove the input 'out/b.jpg', which vitkit has"):
+        predict.main([*args, "--no-draw", "--input", "out/b.jpg"])
+    assert Path("out/b.jpg").is_file()
 
 
 def test_links_in_the_output_are_not_followed(run, tmp_path):

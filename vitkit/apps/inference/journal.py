@@ -118,8 +118,7 @@ class Journal:
         if overwrite:
             for path in (*journals(self.folder), self._settings_path):
                 path.unlink(missing_ok=True)
-            if shard.of == 1:  # others might have begun to write
-                _remove_written(self.folder)
+            _remove_written(self.folder)
         elif (results or started) and not resume:
             raise DataError(
                 f"--out {self.folder}: '{(*results, *started)[0]}' exists already. Continue it by --resume "

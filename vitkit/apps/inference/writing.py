@@ -351,7 +351,14 @@ def files_to_write(predictor: Predictor, images: Named, videos: Named, output: O
 
 
 def check_inputs_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
-    """Raise a DataError if a drawing or a map would overwrite an input."""
+    """Raise a DataError if an input would be overwritten by a drawing or a map, or removed as an earlier one."""
+    below = os.path.join(os.path.realpath(output.folder), "")
+    for path, _ in (*images, *videos) if output.overwrite else ():
+        if os.path.realpath(path).startswith(below) and is_output(Path(path)):
+            raise DataError(
+                f"--out {output.folder}: --overwrite would remove the input '{path}', which vitkit has drawn there. "
+                "Choose another folder."
+            )
     files = files_to_write(predictor, images, videos, output)
     if not any(files.values()):
         return
