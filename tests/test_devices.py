@@ -65,16 +65,18 @@ def test_mps_sums_in_float32():
 
 
 @pytest.mark.parametrize(
-    "flags, expected",
+    "maker, flags, expected",
     [
-        ("avx2", False),
-        ("avx2 avx512f", False),
-        ("avx512f avx512_bf16", True),
-        ("amx_tile amx_bf16", True),
-        ("bf16", True),
+        ("AuthenticAMD", "avx2", False),
+        ("AuthenticAMD", "avx2 avx512f", False),
+        ("AuthenticAMD", "avx512f avx512_bf16", True),
+        ("GenuineIntel", "avx512f avx512_bf16 avx512_fp16", False),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_tile amx_bf16", True),
+        ("", "bf16", True),
     ],
 )
-def test_processor_computes_in_bfloat16_only_with_instructions_for_it(monkeypatch, flags, expected):
+def test_processor_computes_in_bfloat16_only_with_fast_instructions_for_it(monkeypatch, maker, flags, expected):
+    monkeypatch.setattr(devices, "processor_field", lambda *names: maker)
     monkeypatch.setattr(devices, "_processor_flags", lambda: frozenset(flags.split()))
     assert has_bfloat16(CPU) is expected and has_bfloat16(XPU) and not has_bfloat16(MPS)
     assert resolve_precision("auto", CPU) == ("bf16" if expected else "fp32")
@@ -89,6 +91,7 @@ def test_gpu_computes_in_bfloat16_unless_it_emulates_it(monkeypatch, supported):
 
 @pytest.mark.parametrize(("limit", "expected"), [("avx2", False), ("AVX512_CORE", False), ("AVX512_CORE_BF16", True)])
 def test_processor_limited_to_older_instructions_does_not_compute_in_bfloat16(monkeypatch, limit, expected):
+    monkeypatch.setattr(devices, "processor_field", lambda *names: "AuthenticAMD")
     monkeypatch.setattr(devices, "_processor_flags", lambda: frozenset({"avx512_bf16"}))
     monkeypatch.setattr(devices, "processor_name", lambda: "a processor")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")

@@ -36,15 +36,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 by instructions of its own.
+    """Whether a device computes in bfloat16 by instructions that are faster than those of float32.
 
-    Others emulate it by conversions, which makes a step up to ten times slower than in float32: x86 processors without
-    avx512_bf16 or AMX, or kept from using them, NVIDIA GPUs before Ampere, Apple's first ones.
+    Others emulate it, up to 10 times slower: x86 processors without avx512_bf16 or AMX, or kept from using them, NVIDIA
+    GPUs before Ampere, Apple's first ones. Intel's avx512_bf16 alone (virtual machines may hide AMX) is half as fast.
     """
     if device.type == "cpu":
         if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_BFLOAT16:
             return False
-        return bool(_processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"})  # the last one is Arm's
+        of_amd = {"avx512_bf16"} if processor_field("vendor_id") != "GenuineIntel" else set()
+        return bool(_processor_flags() & {"amx_bf16", "bf16", *of_amd})  # bf16 is Arm's
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "mps"

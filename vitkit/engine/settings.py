@@ -195,8 +195,8 @@ def slow_precision(precision: str, device: torch.device) -> str | None:
     if precision != "bf16" or has_bfloat16(device):
         return None
     return (
-        "train.precision=bf16: this device has no instructions for bfloat16 and is several times slower in it than in "
-        "float32. Override it with train.precision=fp32, or with train.precision=auto in a config for any device."
+        "train.precision=bf16: this device has no fast instructions for bfloat16 and is slower in it than in float32. "
+        "Override it with train.precision=fp32, or with train.precision=auto in a config for any device."
     )
 
 
