@@ -38,7 +38,7 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     evaluator.check_dataset()
     metric = run.settings.best_metric
-    if is_main() and metric is not None and not evaluator.measures(metric):
+    if metric is not None and not evaluator.measures(metric) and is_main():
         unending = "" if run.settings.patience is None else "; train.patience never ends the run"
         logger.warning(
             f"data.val: has no object that train.best_metric={metric} measures, so there will be no best.pth, and "

@@ -163,10 +163,18 @@ class CocoEvaluator(SampleEvaluator):
         return (keypoints.MAX_DETS,) if iou_type == "keypoints" else self.max_dets
 
     def measures(self, metric: str) -> bool:
-        """Return whether there is an object, for metrics of a size one of that size; crowds do not count."""
+        """Return whether there is an object, for metrics of a size one of that size; crowds do not count.
+
+        Raises:
+            ConfigError: no metric of this IoU type is called so.
+        """
         iou_type, _, name = metric.partition("/")
-        if iou_type not in self.iou_types or name not in self.names_of(iou_type):
+        if iou_type not in self.iou_types or metric in self.extra_metrics:
             return True
+        names = [f"{iou_type}/{known}" for known in self.names_of(iou_type)]
+        if metric not in names:
+            known = nearest(metric, [*names, *self.extra_metrics])
+            raise ConfigError(f"train.best_metric={metric}: is no metric of {type(self).__name__}. {known}")
         low, high = AREAS.get(name[2:], AREAS[""])
         objects = (a for a in self.dataset.ground_truth()["annotations"] if not a["iscrowd"])
         if iou_type == "keypoints":

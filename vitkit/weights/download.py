@@ -190,15 +190,7 @@ def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
 
 
 def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
-    """Check a file against the published checksum, or against the one recorded when it was first downloaded.
-
-    Args:
-        file: the file to check.
-        path: its path, now or once it is complete.
-        checksum: see `fetch_file`.
-    Raises:
-        CheckpointError: the checksum differs.
-    """
+    """Check a file, which is or comes to be at `path`, against a checksum as `fetch_file` has it."""
     if checksum is None:
         return
     algorithm, _, expected = (checksum or "sha256:").partition(":")

@@ -63,6 +63,31 @@ def test_results_of_weights_that_were_replaced_are_not_reused(run):
     assert score_run(run, device="cpu").evaluator.results() == after
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x, y, w, h: [x, y, w, h], ""),
+        (lambda x, y, w, h: [x, y, x + w, y + h], "look like corners x1, y1, x2, y2, as 3 of 4 reach beyond"),
+        (lambda x, y, w, h: [x / 640, y / 480, w / 640, h / 480], "look like fractions of the image"),
+    ],
+)
+def test_boxes_in_another_form_are_reported(tmp_path, caplog, change, message):
+    boxes = [[10, 10, 60, 50], [400, 20, 100, 60], [20, 300, 80, 90], [500, 300, 120, 150]]
+    common = {"image_id": 1, "category_id": 1}
+    truth = {
+        "images": [{"id": 1, "file_name": "1.jpg", "width": 640, "height": 480}],
+        "categories": [{"id": 1, "name": "cell"}],
+        "annotations": [
+            common | {"id": k, "bbox": box, "area": box[2] * box[3], "iscrowd": 0} for k, box in enumerate(boxes, 1)
+        ],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    results = [common | {"bbox": change(*box), "score": 0.9} for box in boxes]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json")
+    assert message in caplog.text and ("the boxes look like" in caplog.text) == bool(message)
+
+
 @pytest.mark.parametrize("area", [0, 1, 480 * 320])
 def test_boxes_without_masks_count_by_their_own_area(tmp_path, area):
     boxes = [[10 + k, 10, 60, 50] for k in range(4)]

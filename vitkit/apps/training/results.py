@@ -1,11 +1,14 @@
 """Scores predictions that were saved earlier: a run's, or a results file's with its config or only annotations."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from vitkit.apps.inference import find_model, find_trained
 from vitkit.apps.training.api import test
@@ -32,6 +35,7 @@ from vitkit.registry import EVALUATORS
 from vitkit.text_format import is_name
 from vitkit.weights.locate import RUN_CONFIG, Located
 
+logger = logging.getLogger("vitkit")
 _NO_RESULTS = (
     ({"images", "annotations", "categories"}, "these are annotations in COCO's format"),
     ({"images", "model", "classes"}, "these are the predictions that vitkit predict writes"),
@@ -156,6 +160,7 @@ def score_file(
         masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
         evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
         evaluator.load_results(results)
+        _warn_of_other_boxes(evaluator, results)
     elif isinstance(content, dict) and (what := [text for keys, text in _NO_RESULTS if keys <= content.keys()]):
         raise ConfigError(
             f"{results}: {what[0]}. Expected results, a list of {{image_id, category_id, bbox, score}}, as vitkit test "
@@ -213,8 +218,29 @@ def score_results(
     dataset = DataSettings(**config["data"]).evaluation_dataset(split, None if weights is None else weights.metadata)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     evaluator.load_results(results)
+    _warn_of_other_boxes(evaluator, results)
     evaluator.compute()
     return evaluator
+
+
+def _warn_of_other_boxes(evaluator: Evaluator, results: str | Path) -> None:
+    """Warn if boxes look like fractions of their image or like corners, which would only score low."""
+    if not isinstance(evaluator, CocoEvaluator):
+        return
+    images = {image["id"]: image for image in evaluator.dataset.ground_truth()["images"]}
+    boxes, limits = [np.empty((0, 4))], [np.empty((0, 2))]
+    for image_id, predictions in evaluator.stored_predictions.items():
+        if {"width", "height"} <= images[image_id].keys():
+            boxes.append(predictions.boxes_xywh)
+            size = images[image_id]["width"], images[image_id]["height"]
+            limits.append(np.tile(np.array(size, np.float64), (len(predictions.boxes_xywh), 1)))
+    xywh = np.concatenate(boxes)
+    beyond = int((xywh[:, :2] + xywh[:, 2:] > 1.1 * np.concatenate(limits)).any(axis=1).sum())
+    looks = "fractions of the image, as no number is above 1" if len(xywh) and xywh.max() <= 1 else ""
+    if beyond > len(xywh) / 5:
+        looks = f"corners x1, y1, x2, y2, as {beyond} of {len(xywh)} reach beyond their image by a tenth or more"
+    if looks:
+        logger.warning(f"results '{results}': the boxes look like {looks}; expected x, y, width, height in pixels")
 
 
 def score_run(
