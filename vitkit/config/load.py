@@ -268,12 +268,8 @@ def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
 def _read_imported_code(cfg: dict[str, Any], folder: Path, *, is_saved: bool) -> list[ImportedCode]:
     """Return the code listed in `imports`, with the content of its files, without running anything.
 
-    Args:
-        folder: the folder that relative paths start at.
-        is_saved: whether the paths are those of the machine where the config was saved: a file that is not here may lie
-            in `folder`.
-    Raises:
-        ConfigError: there is no such file.
+    Relative paths start at `folder`. If `is_saved`, the paths are those of another machine: a file that is not here may
+    lie in `folder`. If there is no such file, a ConfigError is raised.
     """
     if not TOP_LEVEL["imports"].accepts(cfg.get("imports", [])):
         return []  # `check_config` reports it

@@ -133,6 +133,7 @@ def test_repeated_keys_are_an_error(tmp_path):
             [{"image": "a.png", "annotations": [{"label": "cat", "coordinates": {"x": 9, "y": 9, "width": 4}}]}],
             "is Create ML's JSON",
         ),
+        ({"images": [], "annotations": []}, "looks like COCO's JSON, but has no list 'categories'"),
     ],
 )
 def test_json_of_other_tools_is_named(tmp_path, content, message):

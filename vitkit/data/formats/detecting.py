@@ -126,12 +126,15 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
 
 
 def _check_for_other_tools(files: list[Path]) -> None:
-    """Raise DataError if a JSON file is damaged, or another tool's."""
+    """Raise DataError if a JSON file is damaged, another tool's, or lacks one of COCO's lists."""
     for file in itertools.islice((path for path in files if path.suffix.lower() == ".json"), _MAX_SNIFFED):
         read_json(file)
         data = file.read_bytes()
         if foreign := next((text for mark, text in _FOREIGN.items() if mark in data), None):
             raise DataError(f"annotations: '{file}' is {foreign}.")
+        missing = [part for part in ("images", "annotations", "categories") if f'"{part}"'.encode() not in data]
+        if len(missing) == 1:
+            raise DataError(f"annotations: '{file}' looks like COCO's JSON, but has no list {missing[0]!r}. Add it.")
 
 
 def _check_for_label_images(folder: Path) -> None:
