@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.starting import RANDOM, start_detection
 from helpers.undrawn_models import undrawn
 from PIL import Image
 
@@ -25,88 +26,9 @@ from vitkit.apps.starter.start import imagenet_weights
 from vitkit.apps.visualization import curves
 from vitkit.engine.hooks.saving import Interrupted
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 
-CHECKS_OF_THE_MODEL = ("weights", "sizes_after_resizing", "random_evaluation", "step_budget", "memory")
-"""Checks that build a model, and need ImageNet's weights where a test only pretends that there are some."""
 ROOT = Path(__file__).parents[3]
-RANDOM = "model.backbone.pretrained=false"
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """Return the synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
-    out = tmp_path_factory.mktemp("start") / "shapes"
-    make_shapes(["--out", str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
-    return out
-
-
-@pytest.fixture
-def step_cost(monkeypatch, tmp_path):
-    """Let steps take the time in `costs`: seconds by precision, at 224 pixels; proportionally more at larger sizes."""
-    monkeypatch.chdir(tmp_path)
-    costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
-
-    def time_steps(command, folder, minutes, epoch_minutes):
-        config = load_config(command[2], [word for word in command[3:] if "=" in word])
-        size = config["data"]["val"]["transforms"].get("short_side", 224)
-        precision = config["train"]["precision"]
-        timed.append((size, precision))
-        minutes = costs[precision] * (size / 224) ** 2 / 60
-        return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
-
-    monkeypatch.setattr(timed_run, "time_steps", time_steps)
-    monkeypatch.setattr(start, "has_bfloat16", lambda device: True)
-    monkeypatch.setattr(start, "SLOW_CHECKS", (*start.SLOW_CHECKS, *CHECKS_OF_THE_MODEL))
-    return costs, timed
-
-
-def detection(world, *args):
-    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--dry-run", *args])
-    return load_config(Path("runs/start/config.py"))
-
-
-@pytest.mark.parametrize(
-    ("network", "steps", "metrics"),
-    [
-        ("small", 10, "AP 0.488, AP50 0.784"),
-        ("small", 1647, "AP 0.488, AP50 0.784"),
-        ("small", 1648, "AP 0.577, AP50 0.856"),
-        ("small", 10**6, "AP 0.633, AP50 0.896"),
-        ("resnet50", 2500, "AP 0.601, AP50 0.874"),
-        ("res3", 2500, "AP 0.585, AP50 0.879"),
-    ],
-)
-def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(network, steps, metrics):
-    few, many = (start.OwnData("", 17, 7, 64, [], fewest_objects=count) for count in (99, 100))
-    recipe = RECIPES["detection"]
-    expectation = recipe.expectation(network, steps, 0.01, many)
-    assert expectation.startswith(metrics) and "COCO" not in expectation
-    assert recipe.expectation(network, steps, 0.01, few) == f"{expectation}: {recipe.few_objects}"
-    assert "recipe has not been measured" in RECIPES["classification"].expectation(network, steps, 0.01, few)
-
-
-def test_minutes_of_the_expected_figure_are_those_of_this_machine():
-    data = start.OwnData("", 17, 7, 64, [], fewest_objects=100)
-    fast, slow = (RECIPES["detection"].expectation("small", 3000, pace / 60, data) for pace in (0.36, 0.94))
-    assert fast.startswith("AP 0.603, AP50 0.880 after 2472 steps, which take 15 min here, as on 205 photos")
-    assert slow == fast.replace("15 min", "39 min") and slow.endswith(
-        "; less with more classes, or with fewer objects of each"
-    )
-    too_few = RECIPES["detection"].expectation("small", 30, 0.94 / 60, data)
-    assert "after 824 steps, which take 13 min here" in too_few and "; less after only 30 steps, with more" in too_few
-
-
-def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
-    step_costs = {"res3": 1.0, "resnet50": 1.9}  # configs/bccd/dino_imagenet.py
-    measured = RECIPES["detection"].measured
-    for figure in measured:
-        if figure.network == "res3" and figure.steps < 2472:
-            # Those of the small network are measured with sampling by pixels, which is worth more than weights.
-            others = [f for f in measured if f.network == "resnet50"]
-            others = [f for f in others if f.steps * step_costs[f.network] <= figure.steps]
-            assert all(figure.metrics > other.metrics for other in others)
 
 
 @pytest.mark.parametrize(
@@ -148,24 +70,8 @@ def test_backbone_follows_the_numbers_of_objects_and_steps(
             vitkit.build_model(cfg["model"], classes=["a"])
 
 
-def test_figures_of_recipes_are_those_of_the_table():
-    rows = (ROOT / "configs/bccd/measurements.md").read_text().splitlines()
-    names = {"small": "| `dino_r18.py`", "resnet50": "| the same on a ResNet-50 up to res4", "res3": "| "}
-    for figure in RECIPES["detection"].measured:
-        values = figure.metrics.removeprefix("AP ").replace(", AP50 ", " / ")
-        values += f" ({figure.steps}; "
-        assert any(row.startswith(names[figure.network]) and values in row for row in rows)
-    header = (ROOT / "configs/start/detection.py").read_text()
-    facts = ("AP50 0.008 to 0.045", "50 photos of COCO with 49 classes", "936 steps")
-    assert all(fact in RECIPES["detection"].few_objects and fact in header for fact in facts)
-    (figure,) = RECIPES["semantic"].measured
-    header = (ROOT / "configs/start/semantic.py").read_text()
-    assert all(text in header for text in (f"{figure.steps} steps", "53 min", "mIoU 0.677"))
-    assert figure.metrics == "mIoU 0.677"
-
-
 def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
-    config = detection(world, "--hours", "0.1")
+    config = start_detection(world, "--hours", "0.1")
     steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
     first = RECIPES["detection"].small_first
     assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / first.mean_cost / steps_per_epoch)
@@ -181,7 +87,7 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
 
 @pytest.mark.parametrize(("hours", "is_short"), [("1", True), ("1.1", False)])  # of one second a step, 0.8 of the time
 def test_short_runs_begin_with_small_images(world, step_cost, hours, is_short):
-    config = detection(world, "--hours", hours)
+    config = start_detection(world, "--hours", hours)
     stages = config["data"]["train"]["transforms"]
     first, large = stages["transforms"]
     assert stages["until_shares"] == [0.6] and large["transforms"][1]["scales"] == [192, 224, 224]
@@ -215,12 +121,12 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
 
 def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "has_bfloat16", lambda device: False)
-    detection(world, "--hours", "0.1")
+    start_detection(world, "--hours", "0.1")
     assert step_cost[1] == [(224, "fp32")]
 
 
 def test_config_explains_its_choices_and_names_its_command(world, step_cost):
-    detection(world, "--hours", "0.1", "--val-fraction", "0.3")
+    start_detection(world, "--hours", "0.1", "--val-fraction", "0.3")
     text = Path("runs/start/config.py").read_text()
     assert f"{RANDOM} --task detection --hours 0.1 --val-fraction 0.3\n" in text
     assert "# random weights, as model.backbone.pretrained=false says" in text
@@ -259,7 +165,7 @@ def test_steps_are_timed_until_their_cost_is_known_or_too_high(
 def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "read_own_data", with_short_side(start.read_own_data, 500))
     step_cost[0]["fp32"] = 0.01
-    config = detection(world, "--hours", "0.16")
+    config = start_detection(world, "--hours", "0.16")
     assert config["data"]["val"]["transforms"]["short_side"] == 416  # 512 is larger than the images
     assert step_cost[1][-1] == (416, "fp32")
 
@@ -300,18 +206,10 @@ def test_queries_fit_the_locations_of_the_smallest_training_image(
 
 
 def test_config_is_one_that_trains_for_an_epoch(world, step_cost):
-    detection(world, "--hours", "0.1")
+    start_detection(world, "--hours", "0.1")
     few = {"data.train.fraction": 0.25}
     run = vitkit.train("runs/start/config.py", device="cpu", run_dir="one", train=dict(epochs=1), **few)
     assert len(run.history) == 1
-
-
-def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(world, step_cost, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        detection(world, "--hours", "0.001")
-    assert "too short for one epoch of 17 images" in str(stopped.value) and "The minimum is --hours 0.0" in str(
-        stopped.value
-    )
 
 
 @pytest.mark.parametrize(
@@ -428,8 +326,8 @@ def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
     monkeypatch.setattr(
         timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
     )
-    detection(world, "--hours", "0.05")
-    detection(world, "--hours", "0.05")
+    start_detection(world, "--hours", "0.05")
+    start_detection(world, "--hours", "0.05")
     assert Path("runs/start-2/config.py").is_file()
 
 
@@ -465,7 +363,7 @@ def test_a_network_of_the_backbone_that_a_run_has_pretrained_is_chosen(monkeypat
 
 
 def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, capsys):
-    detection(world, "--hours", "0.1", "train.epochs=3")
+    start_detection(world, "--hours", "0.1", "train.epochs=3")
     out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
     assert "3 epochs: 26 steps of 0.70 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
     assert "expected  AP 0.488" in out and "% of 0.1 h" not in text
@@ -484,7 +382,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
 
 
 def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world, step_cost, capsys):
-    detection(world, "--hours", "0.1", "train.precision='bf16'")
+    start_detection(world, "--hours", "0.1", "train.precision='bf16'")
     assert step_cost[1] == [(224, "bf16")]
     assert "random weights, 224 pixels, bf16, " in capsys.readouterr().out
     assert "the faster one" not in Path("runs/start/config.py").read_text()
@@ -499,97 +397,14 @@ def test_steps_are_timed_whatever_the_number_of_epochs_and_for_minutes_at_most(w
         return StepCost(1 / 60, 1 / 60, 8)
 
     monkeypatch.setattr(timed_run, "time_steps", time_steps)
-    detection(world, "--hours", "100", "train.epochs=1")
+    start_detection(world, "--hours", "100", "train.epochs=1")
     assert timed == [(1000, timed_run.LONGEST_TIMING)] * 2
     assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(hours=float("inf")), "hours=inf: expected a number above 0"),
-        (dict(overrides=["epochs"]), "override 'epochs' does not parse"),
-        (dict(zero_shot="shapes_dino"), "zero_shot='shapes_dino': takes no text, so it can find only the classes"),
-        (dict(zero_shot="no_such_model"), "no_such_model"),
-        (dict(zero_shot="shapes_grounding", task="semantic"), "is for task='detection', not 'semantic'"),
-    ],
-)
-def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        start.start(world / "train2017", world / "annotations/instances_train2017.json", device="cpu", **arguments)
 
 
 def test_an_announcement_that_steps_are_measured_again_is_true():
     request = start.StartRequest("detection", Path("photos"), None, 1, 0.2, "cpu")
     assert request.is_paced and not replace(request, overrides=("train.epochs=10",)).is_paced
-
-
-def test_too_short_a_time_is_refused_before_anything_is_timed(world, step_cost, monkeypatch):
-    monkeypatch.setattr(timed_run, "time_steps", pytest.fail)
-    with pytest.raises(SystemExit, match="too short for one epoch of 17 images, which takes 0.0 min here"):
-        detection(world, "--hours", "0.00001")
-
-
-def test_hopeless_settings_are_refused_after_the_first(world, step_cost):
-    step_cost[0].update(fp32=10.0, bf16=10.0)
-    with pytest.raises(SystemExit, match="too short for one epoch of 17 images, which takes 1.4 min here"):
-        detection(world, "--hours", "0.005")
-    assert step_cost[1] == [(224, "fp32")]
-
-
-@pytest.mark.parametrize(
-    "name", ['a"""\nraise SystemExit("run")\n"""b', "\\U0001", "\N{OWL} 'a' \"b\"", "a\x0cb\u2028c", "#"]
-)
-def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
-    folder = tmp_path / name
-    folder.mkdir()
-    for split, part in (("train", slice(16)), ("val", slice(16, None))):
-        content = json.loads((world / "annotations/instances_train2017.json").read_text())
-        content["images"] = content["images"][part]
-        ids = {image["id"] for image in content["images"]}
-        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in ids]
-        content["categories"] = [
-            {**c, "name": f"{c['name']} {''.join(filter(str.isprintable, name))}"} for c in content["categories"]
-        ]
-        (folder / f"{split} {name}.json").write_text(json.dumps(content))
-    (tmp_path / f"{name} images").symlink_to(world / "train2017")
-    main([str(tmp_path / f"{name} images"), str(folder), RANDOM, "--dry-run", "--hours", "0.1"])
-    config = load_config(Path("runs/start/config.py"))
-    assert config["data"]["train"]["images"] == str((world / "train2017").resolve())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "no file or folder 'nowhere'"),
-        (["nowhere", "modl.num_queries=3"], "detection.py: modl: unknown key 'modl'. Did you mean 'model'?"),
-        (
-            ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "keypoints"],
-            "has no object with a keypoint. Choose --task detection",
-        ),
-        (["{world}/train2017"], "labels.json. Without annotations, a backbone can be trained: vitkit pretrain "),
-        (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
-        (
-            ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
-            "CLASS/*.jpg",
-        ),
-    ],
-)
-def test_wrong_data_is_named(world, step_cost, arguments, message):
-    with pytest.raises(SystemExit, match="(?s).*" + message.replace("*", r"\*")):
-        main([argument.format(world=world) for argument in arguments])
-
-
-def test_missing_images_are_an_error_that_does_not_ask_for_more(capsys):
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().err.endswith("the following arguments are required: IMAGES\n")
-
-
-def test_options_are_checked(capsys):
-    for wrong in (["--hours", "0"], ["--hours", "inf"], ["--val-fraction", "1"], ["a", "b"]):
-        with pytest.raises(SystemExit):
-            main(["photos", *wrong])
 
 
 def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, monkeypatch):
@@ -598,7 +413,7 @@ def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, mon
     monkeypatch.setattr(
         timed_run, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 8000)
     )
-    config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
+    config = start_detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
     assert config["train"]["epochs"] == 1
     assert config["data"]["val"]["transforms"]["short_side"] == 224
 
@@ -624,7 +439,7 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
         return SimpleNamespace(path=Path("runs/start/run"))
 
     monkeypatch.setattr(start.api, "train", train)
-    detection(world, "--hours", "0.5")
+    start_detection(world, "--hours", "0.5")
     request = start.StartRequest("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
     choice = start.StartChoice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
@@ -644,7 +459,7 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
 
 def test_what_the_doctor_shows_is_shown(world, step_cost, monkeypatch, capsys):
     monkeypatch.setattr(start, "SLOW_CHECKS", ("overfit",))
-    detection(world, "--hours", "0.1")
+    start_detection(world, "--hours", "0.1")
     shown = capsys.readouterr().out
     issues = vitkit.diagnose("runs/start/config.py", skip=start.SLOW_CHECKS, device="cpu")
     unusual = [issue for issue in issues if issue.verdict != "ok"]
