@@ -144,6 +144,12 @@ def test_json_of_other_tools_is_named(tmp_path, content, message):
             read_annotations(annotations, tmp_path)
 
 
+def test_captions_are_not_asked_for_categories(tmp_path):
+    file = write(tmp_path / "own.json", {"images": [], "annotations": [{"image_id": 1, "caption": "a cat"}]})
+    with pytest.raises(DataError, match="is in none of the supported formats"):
+        read_annotations(file, tmp_path)
+
+
 def test_splits_of_karpathy_are_read(tmp_path):
     for k in range(4):
         draw(tmp_path / "val2014" / f"{k}.png")

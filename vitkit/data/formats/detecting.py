@@ -133,7 +133,7 @@ def _check_for_other_tools(files: list[Path]) -> None:
         if foreign := next((text for mark, text in _FOREIGN.items() if mark in data), None):
             raise DataError(f"annotations: '{file}' is {foreign}.")
         missing = [part for part in ("images", "annotations", "categories") if f'"{part}"'.encode() not in data]
-        if len(missing) == 1:
+        if len(missing) == 1 and b'"caption"' not in data:
             raise DataError(f"annotations: '{file}' looks like COCO's JSON, but has no list {missing[0]!r}. Add it.")
 
 
