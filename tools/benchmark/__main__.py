@@ -291,14 +291,24 @@ def markdown_table(rows: Sequence[Measurement]) -> str:
         if row.seconds is None:
             cells += [f"cannot run: {row.note}".replace("|", "/"), ""]
         else:
-            ratio = "" if row.ratio is None else f"{row.ratio:.2f}" if row.ratio >= 0.1 else f"{row.ratio:.3f}"
-            cells += [f"{1000 * row.seconds:.4g} ms", ratio]
+            cells += [f"{1000 * row.seconds:.4g} ms", format_ratio(row)]
         if has_memory:
             cells.append("" if row.peak_mib is None else f"{row.peak_mib:.0f} MiB")
             cells.append("" if row.peak_ratio is None else f"{row.peak_ratio:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
         previous = what
     return "\n".join(lines)
+
+
+def format_ratio(row: Measurement) -> str:
+    """Format a row's ratio, "0.64" or, with the extremes of its rounds, "0.64 (0.62 to 0.67)"."""
+    if row.ratio is None:
+        return ""
+    digits = 2 if row.ratio >= 0.1 else 3
+    median, *extremes = [
+        "" if ratio is None else f"{ratio:.{digits}f}" for ratio in (row.ratio, row.lowest_ratio, row.highest_ratio)
+    ]
+    return median if set(extremes) <= {"", median} else f"{median} ({' to '.join(extremes)})"
 
 
 if __name__ == "__main__":

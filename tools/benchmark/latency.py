@@ -36,7 +36,7 @@ from vitkit.apps.inference import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.tools.benchmark.models import Case, import_transformers, step
 from vitkit.tools.benchmark.realtime import FAMILIES
-from vitkit.tools.benchmark.timing import Call, Measurement, OnnxFromOutside, Options, time_in_turn
+from vitkit.tools.benchmark.timing import Call, Measurement, OnnxFromOutside, Options, ratios_to, time_in_turn
 
 
 class Published(NamedTuple):
@@ -396,6 +396,6 @@ def compare_forms(
         if name in reasons:
             rows.append(Measurement(what, name, None, None, **about, note=reasons[name]))
             continue
-        ratio = fastest and statistics.median(a / b for a, b in zip(times[name], times[fastest]))
-        rows.append(Measurement(what, name, medians[name], ratio, **about))
+        ratios = ratios_to(times[fastest], times[name]) if fastest else {}
+        rows.append(Measurement(what, name, medians[name], None, **about)._replace(**ratios))
     return rows

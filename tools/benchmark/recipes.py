@@ -23,7 +23,7 @@ from vitkit.data.loading.batch_augmentation import squash
 from vitkit.data.loading.settings import DataSettings
 from vitkit.data.loading.splits import build_dataset
 from vitkit.tools.benchmark.loader import boxes_of_image, jpegs
-from vitkit.tools.benchmark.timing import Measurement, Options
+from vitkit.tools.benchmark.timing import Measurement, Options, ratios_to
 
 _SIZE = 640
 _RECIPES = (
@@ -85,8 +85,8 @@ def _time(
             times[name].append((time.process_time() - start) / num_images)
     times = {name: values[1:] for name, values in times.items()}
     first = next(iter(times.values()))
-    ratios = {name: statistics.median(a / b for a, b in zip(values, first)) for name, values in times.items()}
-    return [Measurement(what, name, statistics.median(values), ratios[name]) for name, values in times.items()]
+    rows = [Measurement(what, name, statistics.median(values), None) for name, values in times.items()]
+    return [row._replace(**ratios_to(first, times[row.name])) for row in rows]
 
 
 def _load(dataset: Any, square: int | None, seed: int) -> None:

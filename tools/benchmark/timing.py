@@ -42,6 +42,9 @@ class Measurement(NamedTuple):
     """What differs between the rows of a run, such as "2 threads"."""
     note: str = ""
     """Why it cannot run."""
+    lowest_ratio: float | None = None
+    """Of the rounds whose median is `ratio`."""
+    highest_ratio: float | None = None
 
 
 class OnnxFromOutside(NamedTuple):
@@ -94,11 +97,17 @@ def compare(what: str, builders: Mapping[str, Builder], options: Options, *, mem
     reference = next(iter(times.values()))
     rows = []
     for name, seconds in times.items():
-        ratio = statistics.median(a / b for a, b in zip(seconds, reference))
         peak = peak_memory(builders[name], device=options.device) if memory and options.memory else None
         peak_ratio = peak and peak / (rows[0].peak_mib if rows else peak)
-        rows.append(Measurement(what, name, statistics.median(seconds), ratio, peak, peak_ratio))
+        row = Measurement(what, name, statistics.median(seconds), None, peak, peak_ratio)
+        rows.append(row._replace(**ratios_to(reference, seconds)))
     return rows
+
+
+def ratios_to(reference: Sequence[float], seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median and the extremes of the ratios in each round, as the arguments of a `Measurement`."""
+    ratios = [a / b for a, b in zip(seconds, reference)]
+    return dict(ratio=statistics.median(ratios), lowest_ratio=min(ratios), highest_ratio=max(ratios))
 
 
 def time_in_turn(calls: Mapping[str, Call], options: Options) -> dict[str, list[float]]:

@@ -83,6 +83,15 @@ def test_table_names_each_group_once():
     ]
 
 
+def test_ratios_have_the_extremes_of_their_rounds():
+    ratios = [timing.ratios_to([1.0, 2.0, 1.0], seconds) for seconds in ([0.6, 1.1, 0.5], [1.0, 2.0, 1.0])]
+    rows = [Measurement("step", "a", 1.0, None)._replace(**values) for values in ratios]
+    assert [benchmark.format_ratio(row) for row in rows] == ["0.55 (0.50 to 0.60)", "1.00"]
+    small = rows[0]._replace(ratio=0.0504, lowest_ratio=0.0499, highest_ratio=0.1)
+    assert benchmark.format_ratio(small) == "0.050 (0.050 to 0.100)"
+    assert benchmark.format_ratio(small._replace(ratio=None)) == ""
+
+
 def test_ratios_of_other_kinds_are_in_tables_of_their_own(tmp_path, monkeypatch, capsys):
     rows = {
         "latency": [Measurement("N", "vitkit", 1.0, 0.8, published_ap=42.8)],
