@@ -166,15 +166,16 @@ class CocoEvaluator(SampleEvaluator):
         """Return whether there is an object, for metrics of a size one of that size; crowds do not count.
 
         Raises:
-            ConfigError: no metric of this IoU type is called so.
+            ConfigError: what is predicted has no such metric.
         """
         iou_type, _, name = metric.partition("/")
-        if iou_type not in self.iou_types or metric in self.extra_metrics:
+        if iou_type not in IOU_TYPES or metric in self.extra_metrics:
             return True
-        names = [f"{iou_type}/{known}" for known in self.names_of(iou_type)]
+        names = [f"{each}/{known}" for each in self.iou_types for known in self.names_of(each)]
         if metric not in names:
+            what = f"{type(self).__name__} with iou_types={list(self.iou_types)}"
             known = nearest(metric, [*names, *self.extra_metrics])
-            raise ConfigError(f"train.best_metric={metric}: is no metric of {type(self).__name__}. {known}")
+            raise ConfigError(f"train.best_metric={metric}: is no metric of {what}. {known}")
         low, high = AREAS.get(name[2:], AREAS[""])
         objects = (a for a in self.dataset.ground_truth()["annotations"] if not a["iscrowd"])
         if iou_type == "keypoints":
