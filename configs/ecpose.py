@@ -66,7 +66,7 @@ def config(size: Literal["s", "m", "l", "x"] = "s"):
         evaluator=dict(type="CocoEvaluator", iou_types=["keypoints"]),
         train=dict(
             epochs=of_size["epochs"], precision="auto", clip_grad_norm=0.1, seed=42, reference_batch_size=32,
-            sync_batch_norm=True, ema_decay=0.9999, ema_ramp_steps=2000,
+            sync_batch_norm=True, ema_decay=0.9999, ema_ramp_steps=2000, best_metric="keypoints/AP",
         ),
     )  # fmt: skip
 

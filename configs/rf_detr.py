@@ -100,6 +100,7 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "n", masks: bool = False, ke
         losses = dict(per_point, oversample=3.0, importance=0.75)
         cfg["criterion"] = mask_criterion(cfg["criterion"], 5.0, losses=losses, costs=per_point)
         cfg["evaluator"]["iou_types"] = ["segm", "bbox"]
+        cfg["train"]["best_metric"] = "segm/AP"
     if keypoints:
         cfg["model"] |= dict(type="RFDETRKeypoints", num_keypoints=17, score_uncertainty=0.2)
         cfg["model"]["neck"]["type"] = "C2fProjectionPair"
@@ -114,6 +115,7 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "n", masks: bool = False, ke
         rates = cfg["optimizer"]["lr_multipliers"]
         rates |= {"head.keypoint_head.layers.": 0.7, "head.keypoint_head.positions": 0.7}
         cfg["evaluator"]["iou_types"] = ["keypoints", "bbox"]
+        cfg["train"]["best_metric"] = "keypoints/AP"
     return cfg
 
 

@@ -66,6 +66,13 @@ def test_resolved_config_is_as_stored(name):
     assert new == old
 
 
+@pytest.mark.parametrize("name", [name for name in STORED if "iou_types" in STORED[name].get("evaluator", {})])
+def test_best_metric_is_of_what_is_evaluated(name):
+    config = STORED[name]
+    metric = config.get("train", {}).get("best_metric", "bbox/AP")
+    assert metric.partition("/")[0] in config["evaluator"]["iou_types"]
+
+
 if __name__ == "__main__":
     packed = pack({name: resolved(name) for name in names()})
     lines = (f"{json.dumps(name)}: {json.dumps(config)}" for name, config in packed.items())
