@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,16 @@ def modules_of_rooms(tree: ast.AST) -> dict[str, object]:
     return found
 
 
+@cache
+def registered_names() -> set[str]:
+    return {name for registry in (MODELS, HEADS, BACKBONES) for name in registry.names()}
+
+
 def class_questions(source: str) -> list[str]:
     """Return the places of a file where it asks for the class of a model, head or backbone, or of a part of one."""
     tree = ast.parse(source)
     imported, places = modules_of_rooms(tree), []
-    registered = {name for registry in (MODELS, HEADS, BACKBONES) for name in registry.names()}
+    registered = registered_names()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
             parts = [part for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)]

@@ -67,11 +67,17 @@ def room_of(module: str) -> str | None:
     return ".".join(names[:2]) if names[0] == "apps" else names[0]
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Return the full names of all that a file imports, anywhere in it."""
     package = path.relative_to(ROOT).parent.parts
     modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -104,8 +110,7 @@ def packages_of_registries() -> dict[str, set[str]]:
 
 def built_by(path: Path) -> set[str]:
     """Return the packages whose classes a file builds by their registered names, as in `HEADS.build(...)`."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    built = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "build"]
+    built = [node.value for node in nodes_of(path) if isinstance(node, ast.Attribute) and node.attr == "build"]
     return {package for name in built for package in packages_of_registries().get(getattr(name, "id", None), ())}
 
 

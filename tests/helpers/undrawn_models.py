@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from unittest import mock
 
 import torch
+from helpers.remembered_draws import DRAWS
 from torch import Tensor, nn
-
-_DRAWS = ("uniform", "normal", "trunc_normal", "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal")
 
 
 @contextmanager
@@ -17,7 +16,7 @@ def undrawn() -> Iterator[None]:
 
     A weight that is not loaded would make all results nan.
     """
-    with mock.patch.multiple(nn.init, **{f"{name}_": _fill for name in _DRAWS}):
+    with mock.patch.multiple(nn.init, **{f"{name}_": _fill for name in DRAWS}):
         yield
 
 

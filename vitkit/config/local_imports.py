@@ -29,7 +29,7 @@ def importable(folder: Path, admit: Callable[[Path, bytes], None], *, keep: bool
     # Modules of the same names that were imported from elsewhere, such as by the program that loads the file.
     hidden = {
         name: module
-        for name, module in list(sys.modules.items())
+        for name, module in list(sys.modules.items() if beside & sys.modules.keys() else ())
         if name.partition(".")[0] in beside
         and not finder.is_inside((file := getattr(module, "__file__", None)) or "")
         and not is_installed(name, file)
