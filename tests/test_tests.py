@@ -3,12 +3,11 @@
 import ast
 import configparser
 import re
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.remembered_draws import DRAWS, FEWEST, remembering
+from helpers.remembered_draws import DRAWS, FEWEST, Remembered, remembering
 from torch import nn
 
 TESTS = Path(__file__).resolve().parent
@@ -67,7 +66,7 @@ def test_tests_for_every_night_exist():
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_remembered_weights_are_those_that_are_drawn(name):
-    draw, remembered = getattr(nn.init, f"{name}_").__wrapped__, OrderedDict()
+    draw, remembered = getattr(nn.init, f"{name}_").__wrapped__, Remembered()
     large = torch.empty(FEWEST // 32, 2, 4, 4)
     for tensor in (large, large.to(memory_format=torch.channels_last), torch.empty(5, 3)):
         results = []
@@ -79,3 +78,15 @@ def test_remembered_weights_are_those_that_are_drawn(name):
         for weight, following in results[1:]:
             assert weight.equal(results[0][0]) and following.equal(results[0][1])
     assert len(remembered) == 2
+
+
+def test_the_oldest_weights_are_forgotten(monkeypatch):
+    monkeypatch.setattr("helpers.remembered_draws.CAPACITY", 3 * FEWEST)
+    remembered = Remembered()
+    draw = remembering(nn.init.normal_.__wrapped__, remembered)
+    kept = {}
+    for seed in (0, 1, 2, 0, 3, 0):  # the first is used again
+        torch.manual_seed(seed)
+        draw(torch.empty(FEWEST))
+        kept[seed] = next(reversed(remembered))
+    assert list(remembered) == [kept[2], kept[3], kept[0]] and remembered.num_values == 3 * FEWEST

@@ -16,14 +16,26 @@ CAPACITY = 2**28
 """The number of values that are kept, 1 GiB."""
 
 
+class Remembered(OrderedDict):
+    """What was drawn, and the random state after it, by function, arguments and the state before; the latest last."""
+
+    num_values = 0
+
+    def add(self, key: tuple, values: Tensor, state_after: Tensor) -> None:
+        self[key] = values, state_after
+        self.num_values += values.numel()
+        while self.num_values > CAPACITY:
+            self.num_values -= self.popitem(last=False)[1][0].numel()
+
+
 def install() -> None:
     """Replace the functions of torch.nn.init by those that remember, whose values and random states are the same."""
-    remembered: OrderedDict[tuple, tuple[Tensor, Tensor]] = OrderedDict()
+    remembered = Remembered()
     for name in DRAWS:
         setattr(nn.init, f"{name}_", remembering(getattr(nn.init, f"{name}_"), remembered))
 
 
-def remembering(draw: Callable[..., Tensor], remembered: OrderedDict[tuple, tuple[Tensor, Tensor]]) -> Callable:
+def remembering(draw: Callable[..., Tensor], remembered: Remembered) -> Callable[..., Tensor]:
     """Return `draw`, which fills a tensor in place, such that it copies what it drew earlier from the same state."""
 
     @functools.wraps(draw)
@@ -43,9 +55,7 @@ def remembering(draw: Callable[..., Tensor], remembered: OrderedDict[tuple, tupl
             torch.set_rng_state(state_after)
             return tensor.copy_(values)
         draw(tensor, *args, **options)
-        remembered[key] = tensor.detach().clone(), torch.get_rng_state()
-        while sum(values.numel() for values, _ in remembered.values()) > CAPACITY:
-            remembered.popitem(last=False)
+        remembered.add(key, tensor.detach().clone(), torch.get_rng_state())
         return tensor
 
     return wrapper
