@@ -362,6 +362,7 @@ def test_wrong_data_is_an_error_that_names_it(coco_config, tmp_path, capsys, cas
         (["{tiny}", "--init", "missing.pth"], "no checkpoint 'missing.pth'"),
         (["{tiny}", "model.num_classes=4"], "model.num_classes=4, but the dataset has 6 classes"),
         (["{tiny}", "model.head.num_heads=5"], "num_heads=5 must divide d_model=32"),
+        (["{tiny}", "train.best_metric=segm/AP"], "is no metric of CocoEvaluator with iou_types=['bbox']"),
     ],
 )
 def test_wrong_arguments_are_helpful_errors(tiny, capsys, arguments, expected):
@@ -383,7 +384,7 @@ def test_value_given_as_an_option_is_told_how_values_are_set(capsys):
     ],
 )
 def test_validation_that_cannot_work_is_an_error_before_training(tiny, tmp_path, capsys, override, expected):
-    assert expected in fails(capsys, train_tool.main, tiny, override)
+    assert expected in fails(capsys, train_tool.main, tiny, override, "train.best_metric=none")
     assert not list((tmp_path / "runs").rglob("*.*"))
 
 
