@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import remembered_draws, unsynced  # noqa: F401
+from helpers import unsynced  # noqa: F401
 
 # Small tensors gain nothing from threads, and threads that share cores with other processes wait for each other.
 torch.set_num_threads(1)
@@ -76,7 +76,6 @@ NIGHTLY = (
 def pytest_configure(config):
     if config.pluginmanager.hasplugin("xdist"):  # whose order is by numbers of tests
         config.option.loadscopereorder = False
-    remembered_draws.install()
     if "VITKIT_TEST_DEVICE" in os.environ:  # before the tests import what it replaces
         from helpers import on_device
 

@@ -5,11 +5,6 @@ import configparser
 import re
 from pathlib import Path
 
-import pytest
-import torch
-from helpers.remembered_draws import DRAWS, FEWEST, Remembered, remembering
-from torch import nn
-
 TESTS = Path(__file__).resolve().parent
 MODULES = {path.stem for path in TESTS.rglob("test_*.py")}
 
@@ -62,31 +57,3 @@ def test_tests_for_every_night_exist():
     for name in NIGHTLY:
         path, _, function = name.partition("[")[0].partition("::")
         assert f"\ndef {function}" in (TESTS / path).read_text(encoding="utf-8"), name
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_remembered_weights_are_those_that_are_drawn(name):
-    draw, remembered = getattr(nn.init, f"{name}_").__wrapped__, Remembered()
-    large = torch.empty(FEWEST // 32, 2, 4, 4)
-    for tensor in (large, large.to(memory_format=torch.channels_last), torch.empty(5, 3)):
-        results = []
-        for function in (draw, *[remembering(draw, remembered)] * 2):
-            torch.manual_seed(7)
-            weight = nn.Parameter(tensor.clone())
-            assert function(weight) is weight and weight.requires_grad
-            results.append((weight.detach().clone(), torch.rand(3)))
-        for weight, following in results[1:]:
-            assert weight.equal(results[0][0]) and following.equal(results[0][1])
-    assert len(remembered) == 2
-
-
-def test_the_oldest_weights_are_forgotten(monkeypatch):
-    monkeypatch.setattr("helpers.remembered_draws.CAPACITY", 3 * FEWEST)
-    remembered = Remembered()
-    draw = remembering(nn.init.normal_.__wrapped__, remembered)
-    kept = {}
-    for seed in (0, 1, 2, 0, 3, 0):  # the first is used again
-        torch.manual_seed(seed)
-        draw(torch.empty(FEWEST))
-        kept[seed] = next(reversed(remembered))
-    assert list(remembered) == [kept[2], kept[3], kept[0]] and remembered.num_values == 3 * FEWEST

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from unittest import mock
 
 import torch
-from helpers.remembered_draws import DRAWS
 from torch import Tensor, nn
+
+_DRAWS = ("uniform", "normal", "trunc_normal", "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal")
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def undrawn() -> Iterator[None]:
 
     A weight that is not loaded would make all results nan.
     """
-    with mock.patch.multiple(nn.init, **{f"{name}_": _fill for name in DRAWS}):
+    with mock.patch.multiple(nn.init, **{f"{name}_": _fill for name in _DRAWS}):
         yield
 
 
