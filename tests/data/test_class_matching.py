@@ -189,6 +189,20 @@ def test_classes_are_chosen(tmp_path):
     assert [dataset.image_id(k) for k in range(len(dataset))] == ["a/0.png", "c/0.png"] and dataset.label(0) == 1
 
 
+def test_chosen_classes_are_matched_in_the_ground_truth_too(tmp_path):
+    for name, classes in (("train", "acb"), ("val", "ab")):
+        coco(tmp_path / name / "own.json", classes, first_id=3 if name == "val" else 1)
+    train, val = (
+        {"type": "CocoDetection", "images": str(tmp_path / name), "annotations": str(tmp_path / name / "own.json")}
+        for name in ("train", "val")
+    )
+    _, dataset = build_datasets(DataSettings(train=train, val=val, classes=["c", "a"]))
+    assert dataset.classes == ["c", "a"] and dataset.file_ids == {dataset.category_ids[1]: 3}  # the file has no c
+    labels = dataset.table.labels.tolist()
+    truth = [annotation["category_id"] for annotation in dataset.ground_truth()["annotations"]]
+    assert [dataset.category_ids[label] for label in labels] == truth and labels == [1]
+
+
 def test_pixels_of_other_classes_are_ignored(tmp_path):
     draw(tmp_path / "images" / "0.png")
     (tmp_path / "masks").mkdir()

@@ -40,6 +40,17 @@ def test_average_equals_a_loop_over_weights_and_buffers(decay, ramp_steps):
         torch.testing.assert_close(average.module.state_dict()[name], value, atol=1e-12, rtol=1e-12)
 
 
+def test_integers_are_those_of_the_model():
+    model = nn.BatchNorm1d(4)
+    model.register_buffer("index", torch.arange(1000))
+    average = MovingAverage(model, decay=0.9999, ramp_steps=1000)
+    for _ in range(60):
+        model.num_batches_tracked += 1
+        average.update_parameters(model)
+    assert torch.equal(average.module.index, torch.arange(1000))
+    assert average.module.num_batches_tracked == 60
+
+
 def test_decay_rises_as_published():
     average = MovingAverage(nn.Linear(1, 1), decay=0.9999, ramp_steps=1000)
     assert average.current_decay() == pytest.approx(0.9999 * (1 - math.exp(-0.001)))

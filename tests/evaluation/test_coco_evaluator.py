@@ -379,4 +379,9 @@ def test_what_the_data_can_measure_is_known_before_training(dataset):
         dict(type="CombinedEvaluator", evaluator=[dict(type="CocoEvaluator")]), dataset=dataset_of([])
     )
     assert not combined.measures("bbox/AP") and combined.measures("PQ")
+    specs = [dict(type="CocoEvaluator"), dict(type="CocoEvaluator", max_dets=[1, 10, 300])]
+    both = EVALUATORS.build(dict(type="CombinedEvaluator", evaluator=specs), dataset=dataset)
+    assert both.measures("bbox/AR100") and both.measures("bbox/AR300")  # of one of them each
+    with pytest.raises(ConfigError, match="segm/AP: is no metric of CocoEvaluator"):
+        both.measures("segm/AP")
     assert set(combined.compute().values()) == {-1.0}

@@ -43,6 +43,30 @@ def classes():
     return dict(type="ClassificationLoss", class_weights=[0.1, 1.0, 3.0]), outputs, targets
 
 
+def keypoints():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(6, 4, 3, 3, generator=generator) * 50
+    points[..., 2] = 2
+    points[:, :3, :, 2] *= torch.tensor([1, 1, 0, 0, 0, 1])[:, None, None]  # only the last person is in all images
+    targets = [
+        {"labels": torch.zeros(4, dtype=torch.int64), "keypoints": keypoints, "areas": torch.full((4,), 400.0)}
+        | {"boxes_cxcywh": torch.full((4, 4), 0.4), "image_size": (64, 64)}
+        for keypoints in points
+    ]
+    outputs = {
+        "pred_logits": torch.randn(6, 9, 2, generator=generator),
+        "pred_keypoints": torch.rand(6, 9, 3, 2, generator=generator),
+    }
+    matcher = dict(type="HungarianKeypointMatcher", cost_labels=2.0, cost_keypoint_l1=10.0, cost_oks=4.0)
+    weights = dict(labels=2.0, keypoint_l1=10.0, oks=4.0)
+    return dict(type="KeypointCriterion", matcher=matcher, weights=weights), outputs, targets
+
+
+def weighted(spec_outputs_targets):
+    spec, outputs, targets = spec_outputs_targets
+    return spec | dict(class_weights=[0.1, 1.0, 10.0]), outputs, targets
+
+
 def pixels():
     generator = torch.Generator().manual_seed(0)
     outputs = {"pred_semantic": torch.randn(6, 3, 4, 4, generator=generator), "input_size": (4, 4)}
@@ -54,9 +78,12 @@ def pixels():
 CASES = {
     "cross_entropy": lambda: detection("cross_entropy"),
     "focal": lambda: detection("focal"),
+    "weighted cross_entropy": lambda: weighted(detection("cross_entropy")),
+    "keypoints": keypoints,
     "words": words,
     "classes": classes,
     "pixels": pixels,
+    "weighted pixels": lambda: weighted(pixels()),
 }
 
 

@@ -232,6 +232,15 @@ class TestPrefixLanguageModel:
 
 
 class TestMaskedLanguageModel:
+    def test_evaluation_chooses_by_each_text_alone(self, model):
+        model.eval()
+        texts = [torch.randint(5, 200, (length,)) for length in (20, 7, 12)]
+        _, joined = model.mask(torch.nn.utils.rnn.pad_sequence(texts, batch_first=True))
+        for text, chosen in zip(texts, joined):
+            hidden, alone = model.mask(text[None])
+            assert torch.equal(alone[0], chosen[: len(text)]) and torch.equal(hidden, model.mask(text[None])[0])
+        assert joined.any()
+
     @pytest.fixture
     def model(self):
         torch.manual_seed(0)

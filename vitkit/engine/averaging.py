@@ -11,7 +11,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class MovingAverage(nn.Module):
-    """An exponential moving average of a model's weights and buffers, in `module`.
+    """An exponential moving average of a model's weights and buffers, in `module`; integers are the model's.
 
     The decay of update n, counted from 1, is decay * (1 - exp(-n / ramp_steps)), so that the average soon forgets the
     weights that it began with. The first update copies the model.
@@ -44,7 +44,9 @@ class MovingAverage(nn.Module):
         else:
             average = get_ema_multi_avg_fn(self.current_decay())
             for dtype in {x.dtype for x in averages}:
-                average(*([x for x in part if x.dtype == dtype] for part in (averages, values)), None)
+                parts = [[x for x in part if x.dtype == dtype] for part in (averages, values)]
+                # A mean of counts or of indices is none.
+                average(*parts, None) if dtype.is_floating_point or dtype.is_complex else torch._foreach_copy_(*parts)
         self.n_averaged += 1
 
     def continue_at(self, num_updates: int, decay: float) -> None:

@@ -169,10 +169,10 @@ def step_shares(
     criterion: Criterion, targets: Sequence[Sequence[Mapping[str, Any]]], device: torch.device
 ) -> list[Tensor]:
     """Return `Criterion.step_share` for each batch of a step, from the targets of all of them."""
-    counts = [float(criterion.count(part)) for part in targets]
-    total = all_reduce_sum(torch.tensor(sum(counts), device=device))
+    counts = torch.tensor([criterion.count(part) for part in targets], dtype=torch.float32).view(len(targets), -1)
+    total = all_reduce_sum(counts.sum(0).to(device))
     mean = total.where(total > 0, 1) / (len(counts) * world_size())
-    return [mean / (count or 1) for count in counts]
+    return list(mean / counts.where(counts > 0, 1).to(device))
 
 
 def set_step_share(criterion: nn.Module, share: Tensor) -> None:

@@ -45,8 +45,16 @@ class CombinedEvaluator(Evaluator):
             evaluator.check_dataset()
 
     def measures(self, metric: str) -> bool:
-        """Return whether the data have what a metric measures, according to every evaluator."""
-        return all(evaluator.measures(metric) for evaluator in self.evaluators)
+        """See `Evaluator`; a metric is refused if all that evaluate detections refuse it."""
+        answers, refusals = [], []
+        for evaluator in self.evaluators:
+            try:
+                answers.append(evaluator.measures(metric))
+            except ConfigError as error:
+                refusals.append(error)
+        if refusals and len(refusals) == sum(1 for evaluator in self.evaluators if evaluator.iou_types):
+            raise refusals[0]
+        return all(answers)
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         for evaluator in self.evaluators:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.heads.dfine import (
-    MAX_FLOAT16,
     DFINEDecoder,
     DFINEDecoderLayer,
     Gate,
+    GatedDecoderLayer,
     LocationQuality,
     map_projection,
     refined_outputs,
@@ -134,16 +134,12 @@ def _layers_of(layer: str, d_ffn: int, *, gate: bool, activation: str) -> Callab
     return partial(DEIMv2DecoderLayer, gate=gate)
 
 
-class DEIMv2DecoderLayer(nn.Module):
+class DEIMv2DecoderLayer(GatedDecoderLayer):
     """Self-attention, deformable cross-attention and a gated feed-forward network, post-norm with RMS norms.
-
-    The cross-attention reads the memory as it is, without projections.
 
     Args:
         d_model, num_levels: channels, and number of maps. The other arguments are those of `DEIMv2Head`.
     """
-
-    activation_checkpointing = False
 
     def __init__(
         self,
@@ -174,27 +170,6 @@ class DEIMv2DecoderLayer(nn.Module):
         self.norm3 = RMSNorm(d_model)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        *,
-        positions: Tensor,
-        reference_points: Tensor,
-        shapes: Sequence[tuple[int, int]],
-        padding_mask: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Apply self-attention, cross-attention to the memory, and the feed-forward network.
-
-        The arguments are those of `DFINEDecoderLayer`.
-        """
-        qk = x + positions
-        x = self.norm1(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
-        attended = self.cross_attn(
-            x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
-        )
-        attended = self.dropout(attended)
-        x = self.gateway(x, attended) if self.has_gate else self.norm2(x + attended)
-        # An infinite sum in float16 would be nan after the norm.
-        return self.norm3((x + self.dropout(self.ffn(x))).clamp(-MAX_FLOAT16, MAX_FLOAT16))
+    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+        """See `GatedDecoderLayer`; without a gate, the sum is normalized."""
+        return super().join(x, attended) if self.has_gate else self.norm2(x + attended)

@@ -219,16 +219,43 @@ class DFINEDecoder(nn.Module):
         return decoded
 
 
-class DFINEDecoderLayer(nn.Module):
-    """Self-attention, deformable cross-attention joined by a gate, and a feed-forward network, post-norm.
+class GatedDecoderLayer(nn.Module):
+    """Base of decoder layers that attend to their queries and to the memory, which is read without projections."""
 
-    The cross-attention reads the memory as it is, without projections.
+    activation_checkpointing = False
+
+    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Return the normalized sum of the queries and of what their cross-attention has read."""
+        return self.gateway(x, attended)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        positions: Tensor,
+        reference_points: Tensor,
+        shapes: Sequence[tuple[int, int]],
+        padding_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Apply self-attention, cross-attention and the feed-forward network; see `DeformableDecoderLayer`."""
+        qk = x + positions
+        x = self.norm1(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
+        attended = self.cross_attn(
+            x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
+        )
+        x = self.join(x, self.dropout(attended))
+        # An infinite sum in float16 would be nan after the norm.
+        return self.norm3((x + self.dropout(self.ffn(x))).clamp(-MAX_FLOAT16, MAX_FLOAT16))
+
+
+class DFINEDecoderLayer(GatedDecoderLayer):
+    """Self-attention, deformable cross-attention joined by a gate, and a feed-forward network, post-norm.
 
     Args:
         d_model, num_levels: channels, and number of maps. The other arguments are those of `DFINEHead`.
     """
-
-    activation_checkpointing = False
 
     def __init__(
         self,
@@ -253,36 +280,6 @@ class DFINEDecoderLayer(nn.Module):
         init_xavier(self.ffn)
         self.norm3 = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        *,
-        positions: Tensor,
-        reference_points: Tensor,
-        shapes: Sequence[tuple[int, int]],
-        padding_mask: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Apply self-attention, gated cross-attention to the memory, and the feed-forward network.
-
-        Args:
-            x: (B, L, d_model).
-            memory: (B, S, d_model).
-            positions: (B, L, d_model).
-            reference_points: (B, L, levels, 4), see `in_padded_maps`.
-            padding_mask: (B, S) bool, padding of the memory, True = padding.
-            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
-        """
-        qk = x + positions
-        x = self.norm1(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
-        attended = self.cross_attn(
-            x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
-        )
-        x = self.gateway(x, self.dropout(attended))
-        # An infinite sum in float16 would be nan after the norm.
-        return self.norm3((x + self.dropout(self.ffn(x))).clamp(-MAX_FLOAT16, MAX_FLOAT16))
 
 
 class Gate(nn.Module):

@@ -66,6 +66,10 @@ class KeypointCriterion(MatchedCriterion):
         sigmas = None if keypoint_sigmas is None else sigmas_of_keypoints(len(keypoint_sigmas), keypoint_sigmas)
         self.register_buffer("keypoint_sigmas", sigmas, persistent=False)
 
+    def count(self, targets: Sequence[DetectionTarget]) -> float:
+        """Return the number of objects with a labeled keypoint."""
+        return sum(int((target["keypoints"][..., 2] > 0).any(1).sum()) for target in targets)
+
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
 

@@ -147,9 +147,13 @@ class MatchedCriterion(Criterion):
                 f"weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
             )
 
-    def count(self, targets: Sequence[DetectionTarget]) -> float:
-        """Return the number of objects."""
-        return sum(len(target["labels"]) for target in targets)
+    def count(self, targets: Sequence[DetectionTarget]) -> float | tuple[float, float]:
+        """Return the number of objects, and with class weights also the sum of the objects' weights."""
+        number = sum(len(target["labels"]) for target in targets)
+        if self.class_weights is None:
+            return number
+        labels, weights = torch.cat([target["labels"] for target in targets]).cpu(), self.class_weights.cpu()
+        return number, float(weights[labels.clamp(0, len(weights) - 1)].sum())
 
     def late_changes(self) -> list[tuple[str, nn.Module, int]]:
         """Return the matcher, if it changes."""
@@ -329,11 +333,12 @@ def normalizers(
     if not criterion.training:
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return [sums[0], sums[1].clamp(min=1)]
-    if (share := criterion.step_share) is not None:
+    if (shares := criterion.step_share) is not None:
         # Only what targets add varies between batches. The share of a batch without any is the step's mean number.
-        constant = no_object_weight * num_queries
-        added = sums[0] - constant if num_targets else 1 - no_object_weight
-        return [constant + share * added, share * sums[1].clamp(min=1)]
+        constant, number = no_object_weight * num_queries, shares[0] * sums[1].clamp(min=1)
+        added = sums[0] - constant + no_object_weight * num_targets if num_targets else 1
+        share = shares[-1] if isinstance(class_weight_sum, Tensor) else shares[0]
+        return [constant + share * added - no_object_weight * number, number]
     # The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With sums over all
     # ranks as normalizers, the gradients averaged by DDP equal those of a single process on the joined batch; on one
     # rank both definitions are the same.
@@ -346,4 +351,4 @@ def mean_of_batches(criterion: Criterion, count: Tensor) -> Tensor:
     # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
     if not criterion.training:
         return count
-    return all_reduce_mean(count) if criterion.step_share is None else criterion.step_share * count
+    return all_reduce_mean(count) if criterion.step_share is None else criterion.step_share[0] * count

@@ -46,8 +46,11 @@ class PerPixelCriterion(Criterion):
         self.meters = {"pixel_accuracy": RatioMeter()}
 
     def count(self, targets: Sequence[DetectionTarget]) -> float:
-        """Return the number of labeled pixels."""
-        return sum(int(target["masks"].any(0).sum()) for target in targets)
+        """Return the number of labeled pixels, or the sum of the weights of their classes."""
+        if self.class_weights is None:
+            return sum(int(target["masks"].any(0).sum()) for target in targets)
+        weights, maps = self.class_weights.cpu(), (label_map(t, t["masks"].shape[-2:]).cpu() for t in targets)
+        return sum(float(weights[labels[labels != _NO_CLASS]].sum()) for labels in maps)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Compute the losses.

@@ -5,6 +5,7 @@ Besides the arguments of `vitkit.nn.transformer` and `vitkit.seq2seq.transformer
     norm_eps: the number that all layer norms add to the variance.
 """
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -348,11 +349,19 @@ class MaskedLanguageModel(Model):
     def mask(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens (B, S) with masked ones replaced, and which were chosen, (B, S) bool."""
         # Drawn on the CPU, so that the choice is the same for every device.
-        generator = None if self.training else torch.Generator().manual_seed(0)
-        chances = torch.rand(2, *tokens.shape, generator=generator)
-        others = torch.randint(EOS + 1, len(self.output_bias), tokens.shape, generator=generator)
+        if self.training:
+            chances, others = torch.rand(2, *tokens.shape), torch.randint(EOS + 1, len(self.output_bias), tokens.shape)
+        else:  # by each text alone, whatever its batch
+            *chances, other = torch.stack([_draw_for(text) for text in tokens.cpu()]).unbind(-1)
+            chances, others = torch.stack(chances), EOS + 1 + (other * (len(self.output_bias) - EOS - 1)).long()
         chance, fate = chances.to(tokens.device, non_blocking=True)
         others = others.to(tokens.device, non_blocking=True)
         masked = (tokens > EOS) & (chance < self.mask_share)
         hidden = tokens.masked_fill(masked & (fate < 0.8), self.mask_id)
         return torch.where(masked & (fate >= 0.9), others, hidden), masked
+
+
+def _draw_for(text: Tensor) -> Tensor:
+    """Return (S, 3) numbers in 0..1 that only depend on a text (S,), without its padding."""
+    seed = zlib.crc32(text[text != PAD].numpy().tobytes())
+    return torch.rand(len(text), 3, generator=torch.Generator().manual_seed(seed))

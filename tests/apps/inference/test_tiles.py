@@ -266,6 +266,18 @@ def test_things_and_stuff_of_panoptic_maps_are_merged_across_borders():
     assert by_score[1] == pytest.approx(0.53)
 
 
+def test_a_thing_where_four_tiles_meet_is_one_segment():
+    tiles = [Tile(y, x, y + 64, x + 64) for y in (0, 40) for x in (0, 40)]
+    for x in range(40, 52, 2):
+        merger = merging.PanopticMerger((104, 104))
+        for tile in tiles:
+            ids = torch.zeros(104, 104, dtype=torch.int32)
+            ids[44:62, x : x + 12] = 1
+            segment = [dict(id=1, label=0, score=0.9, is_thing=True)]
+            merger.add(tile, TileResult(dict(panoptic=ids[tile.rows, tile.columns], segments_info=segment), None))
+        assert len(merger.result()["segments_info"]) == 1
+
+
 def test_void_is_filled_by_a_segment_of_the_other_tile():
     merger = merging.PanopticMerger((50, 150))
     left, right = Tile(0, 0, 50, 100), Tile(0, 50, 50, 150)

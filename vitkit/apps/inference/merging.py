@@ -328,12 +328,15 @@ class PanopticMerger:
         for segment in segments:
             lookup[segment["id"]] = self._number(segment)
         ids = lookup[result.fields["panoptic"].numpy()]
+        # A thing in several earlier tiles, which share its pixels, is compared as a whole.
+        _, first, groups = np.unique(connect(len(self.segments), self.same), return_index=True, return_inverse=True)
+        first = first[groups]
         for other in self.tiles:
             common = tile.intersection(other)
             if common is not None:
                 new = ids[common.top - tile.top : common.bottom - tile.top]
                 new = new[:, common.left - tile.left : common.right - tile.left]
-                self._join_things(self.ids[common.rows, common.columns], new)
+                self._join_things(first[self.ids[common.rows, common.columns]], new)
         region = (tile.rows, tile.columns)
         depth = self._depth(tile)
         deeper = (ids > 0) & ((depth > self.depth[region]) | (self.ids[region] == 0))

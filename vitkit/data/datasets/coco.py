@@ -224,10 +224,9 @@ class CocoDetection(ListedObjects):
         labels = new_labels(self.classes, classes)
         if category_ids is None:
             category_ids = fill_ids(labels.tolist(), self.category_ids, len(classes))
-        self._id_of_raw = {
-            raw: None if label < 0 else category_ids[label]
-            for raw, label in zip(self._id_of_raw or self.category_ids, labels.tolist())
-        }
+        new = {old: category_ids[label] for old, label in zip(self.category_ids, labels.tolist()) if label >= 0}
+        before = self._id_of_raw or {raw: raw for raw in self.category_ids}
+        self._id_of_raw = {raw: new.get(old) for raw, old in before.items()}
         self.table = self.table.with_classes(classes, category_ids, labels).share()
 
     @property
