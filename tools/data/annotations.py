@@ -12,6 +12,7 @@ from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.errors import DataError
 from vitkit.io.folders import declare_output
+from vitkit.text_format import pluralize
 
 
 def read_source(
@@ -113,6 +114,10 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
         without = [image["file_name"] for image in data.images if image["id"] not in in_splits]
         lost |= {"images that are in no split": without} if without else {}
     num_notes = len(data.notes)
+    missing = [image["file_name"] for image in data.images if not (data.folder / image["file_name"]).is_file()]
+    if missing:
+        count = f"{len(missing)} of {pluralize(len(data.images), 'images')}"
+        print(f"  note: {count} have no file below '{data.folder}', such as {missing[0]}; training needs them")
     if data.source.resolve() in out.resolve().parents:  # which is then read again without it
         if not _is_file(out):
             out.mkdir(parents=True, exist_ok=True)

@@ -229,13 +229,6 @@ def check_prompts(spec: Spec, dataset: Dataset) -> None:
         raise ConfigError(f"data.prompts: {constructor.__name__} reads no prompts. Leave it out.")
 
 
-def model_argument(spec: Spec, name: str) -> Any:
-    """Return an argument of a config's model, or its default; None if the model has no such argument."""
-    constructor, arguments = MODELS.resolve(spec)
-    parameter = parameters_of(constructor).get(name)
-    return arguments.get(name, None if parameter is None else parameter.default)
-
-
 def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset | None = None) -> Criterion:
     """Build a config's `criterion` section; its `class_weights` may be by name.
 

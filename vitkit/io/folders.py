@@ -122,12 +122,14 @@ def _warn_of_output(folder: Path, left_out: tuple[str, ...]) -> None:
 def is_hidden(name: str | PurePath) -> bool:
     """Whether a file, or a folder on the way to it, has a name that begins with a dot.
 
-    Such files are not data: notebooks keep copies in .ipynb_checkpoints, and macOS writes a ._NAME beside each file.
+    Such files are not data: notebooks keep copies in .ipynb_checkpoints, and macOS writes a ._NAME beside each file, in
+    archives below __MACOSX.
 
     Args:
         name: relative to the folder that was given, whose own name does not count.
     """
-    return any(part.startswith(".") and part not in (".", "..") for part in PurePath(name).parts)
+    parts = PurePath(name).parts
+    return any(part == "__MACOSX" or (part.startswith(".") and part not in (".", "..")) for part in parts)
 
 
 def one_form(name: str) -> str:

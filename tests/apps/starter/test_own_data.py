@@ -228,6 +228,30 @@ def test_folder_beside_those_of_the_splits_is_said_to_be_left_out(tmp_path, caps
     assert "left out: pred, beside the splits Train, Val" in capsys.readouterr().out
 
 
+def test_splits_within_one_of_several_folders_are_named(tmp_path, capsys):
+    names = [f"ds/{split}/{name}/{k}.png" for split in ("train", "val") for name in ("cat", "dog") for k in range(3)]
+    images(tmp_path / "data", *names)
+    (tmp_path / "data/__MACOSX/ds").mkdir(parents=True)
+    data = read_own_data("classification", tmp_path / "data", None, fraction=0.5, out=tmp_path / "out")
+    assert (data.num_train, data.num_val) == (6, 6)
+    images(tmp_path / "data", "extra/0.png")
+    with pytest.raises(DataError, match="ds' has the splits train, val, and extra beside it may not be a class"):
+        read_own_data("classification", tmp_path / "data", None, fraction=0.5, out=tmp_path / "out")
+
+
+def test_images_of_a_folder_beside_the_splits_and_the_class_file_are_named(tmp_path, capsys):
+    names = [f"{split}/{k}" for split in ("train", "val", "extra") for k in range(3)]
+    images(tmp_path / "ds/images", *(f"{name}.jpg" for name in names))
+    for split in ("train", "val", "extra"):
+        label_images(tmp_path / f"ds/masks/{split}", [0, 1], count=3)
+    (tmp_path / "classes.txt").write_text("sky\nroad\n")
+    data = read_own_data("semantic", tmp_path / "ds/images", tmp_path / "ds/masks", fraction=0.3, out=tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert (data.num_train, data.num_val) == (3, 3) and data.classes == ["sky", "road"]
+    assert "left out: 3 images that are in no split: extra/0" in printed
+    assert f"classes from {tmp_path / 'classes.txt'}" in printed
+
+
 def test_two_folders_of_one_split_are_named(tmp_path):
     images(tmp_path / "data", *(f"{split}{part}/x/0.png" for split in ("train", "test") for part in (1, 2)))
     with pytest.raises(DataError, match="has two folders of test, test1 and test2"):

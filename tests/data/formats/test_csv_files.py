@@ -76,6 +76,13 @@ def test_tables_in_the_folders_of_splits_are_read(tmp_path):
         read_annotations(tmp_path)
 
 
+def test_a_column_of_angles_is_said_not_to_be_read(tmp_path):
+    draw_images(tmp_path, "a.jpg")
+    write(tmp_path / "boxes.csv", "filename,cx,cy,w,h,angle,class\na.jpg,20,10,8,4,45,cat\n")
+    notes = read_annotations(tmp_path / "boxes.csv", tmp_path).notes
+    assert any("the column 'angle' of boxes.csv is not read" in note for note in notes)
+
+
 def test_ambiguous_csv_columns_are_an_error(tmp_path):
     draw_images(tmp_path, "a.jpg")
     path = write(tmp_path / "b.csv", "file,class,xmin,ymin,xmax,ymax,x,y,w,h\na,cat,1,1,2,2,1,1,1,1\n")

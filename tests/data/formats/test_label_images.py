@@ -188,6 +188,25 @@ def test_a_palette_of_the_class_file_s_colors_is_read_by_colors_and_another_one_
     assert dataset.classes[labels[3, 3]] == first and labels[0, 0] == 255
 
 
+def test_palettes_that_order_their_colors_otherwise_are_an_error(tmp_path):
+    draw_images(tmp_path / "images", "a.png", "b.png")
+    (tmp_path / "masks").mkdir()
+    colors = {"black": [0, 0, 0], "red": [255, 0, 0], "green": [0, 255, 0]}
+    for name, order in (("a", ("black", "red", "green")), ("b", ("black", "green", "red"))):
+        numbers = np.zeros((20, 40), np.uint8)
+        numbers[:, :10], numbers[:, 30:] = order.index("red"), order.index("green")
+        image = Image.fromarray(numbers, "P")
+        image.putpalette([value for color in order for value in colors[color]])
+        image.save(tmp_path / "masks" / f"{name}.png")
+    with pytest.raises(DataError, match=r"b.png': the color \(255, 0, 0\) has the number 2, in 'a.png' 1"):
+        read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    entries = [{"id": k, "name": name, "color": color} for k, (name, color) in enumerate(colors.items())]
+    write(tmp_path / "masks/classes.json", json.dumps(entries))
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    red = [box for _, name, box in named_boxes(data) if name == "red"]
+    assert red == [[0, 0, 10, 20]] * 2
+
+
 def test_colors_of_classes_are_those_of_their_names_although_the_file_s_order_changed(tmp_path):
     draw_images(tmp_path / "images", "a.jpg")
     values = np.zeros((20, 40, 3), np.uint8)

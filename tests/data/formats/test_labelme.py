@@ -35,6 +35,20 @@ def test_labelme_groups_shapes_and_decodes_masks(tmp_path):
     assert data.left_out == {"shapes of type point": ["a.json shape 5"]}
 
 
+def test_folders_of_splits_are_those_of_any_format(tmp_path):
+    for name in ("train/a", "val/b", "extra/c"):
+        draw_images(tmp_path, f"{name}.jpg")
+        shape = {"label": "cat", "points": [[2, 2], [12, 12]], "shape_type": "rectangle"}
+        content = {"shapes": [shape], "imagePath": f"{name[-1]}.jpg", "imageWidth": 40, "imageHeight": 20}
+        write(tmp_path / f"{name}.json", json.dumps(content))
+    data = read_annotations(tmp_path)
+    names = {image["id"]: image["file_name"] for image in data.images}
+    assert {split: [names[k] for k in ids] for split, ids in data.splits.items()} == {
+        "train": ["train/a.jpg"],
+        "val": ["val/b.jpg"],
+    }
+
+
 def test_shapes_that_labelme_ignores_are_counted(tmp_path):
     draw(tmp_path / "a.png")
     corners = [[4, 4], [24, 4], [24, 14], [4, 14]]

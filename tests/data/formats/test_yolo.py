@@ -44,7 +44,8 @@ def test_labels_of_yolo_are_found_in_another_case_and_counted_without_an_image(t
     data = read_annotations(tmp_path / source)
     names = ["A.jpg", "B.jpg", "C.jpg", *["other.jpg"] * (source == "labels")]
     assert [name.removeprefix("images/") for name, _, _ in named_boxes(data)] == names
-    assert data.left_out == {"label files without an image": ["E.TXT", "d.txt", "empty.txt"]}
+    unnamed = {"images that data.yaml does not name": ["images/other.jpg"]} if source == "data.yaml" else {}
+    assert data.left_out == unnamed | {"label files without an image": ["E.TXT", "d.txt", "empty.txt"]}
 
 
 def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
@@ -100,7 +101,75 @@ def test_yolo_reports_training_images_in_the_test_split(tmp_path):
     write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
     notes = read_annotations(tmp_path / "data.yaml").notes
-    assert notes == ["1 image is in both train and test, such as images/train/a.png"]
+    assert notes == [
+        "no image of val has a text file, so none has an object",
+        "1 image is in both train and test, such as images/train/a.png",
+    ]
+
+
+def yolo_folder(root, *names):
+    """Images with a text file each."""
+    for name in names:
+        draw_images(root / "images", name)
+        write(root / "labels" / f"{name.rpartition('.')[0]}.txt", "0 0.5 0.5 0.5 0.5\n")
+
+
+def splits_of(data):
+    names = {image["id"]: image["file_name"] for image in data.images}
+    return {split: [names[number] for number in ids] for split, ids in data.splits.items()}
+
+
+def test_yaml_of_the_dataset_beside_it_names_the_classes(tmp_path):
+    for name in ("cats", "dogs"):
+        yolo_folder(tmp_path / name, "a.jpg")
+        write(tmp_path / f"{name}.yaml", f"path: {name}\ntrain: images\nval: images\nnames: [{name[:-1]}]\n")
+    assert [name for _, name, _ in named_boxes(read_annotations(tmp_path / "dogs"))] == ["dog"]
+    (tmp_path / "dogs.yaml").unlink()
+    assert [name for _, name, _ in named_boxes(read_annotations(tmp_path / "dogs"))] == ["class_0"]
+    for name in ("one", "other"):
+        write(tmp_path / f"dogs/{name}.yaml", f"names: [{name}]\n")
+    with pytest.raises(DataError, match="one.yaml, other.yaml in .* name other classes"):
+        read_annotations(tmp_path / "dogs")
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_splits_of_a_folder_are_those_of_its_yaml(tmp_path, lists):
+    yolo_folder(tmp_path, "setA/a.jpg", "setB/b.jpg")
+    draw_images(tmp_path / "images", "more/c.jpg")
+    entries = {"train": "images/setA", "val": "images/setB"}
+    if lists:
+        for split, name in (("train", "setA/a"), ("val", "setB/b")):
+            write(tmp_path / f"{split}.txt", f"./images/{name}.jpg\n")
+        entries = {"train": "train.txt", "val": "val.txt"}
+    write(tmp_path / "data.yaml", "names: [a]\n" + "".join(f"{key}: {value}\n" for key, value in entries.items()))
+    data = read_annotations(tmp_path)
+    assert splits_of(data) == {"train": ["setA/a.jpg"], "val": ["setB/b.jpg"]} and len(data.images) == 3
+    write(tmp_path / "data.yaml", "names: [a]\ntrain: images/none\nval: images/setB\n")
+    data = read_annotations(tmp_path)
+    assert not data.splits and any("the splits of data.yaml are not read: " in note for note in data.notes)
+
+
+def test_a_folder_beside_those_of_the_splits_is_in_none(tmp_path):
+    yolo_folder(tmp_path, "train/a.jpg", "val/b.jpg", "extra/c.jpg")
+    data = read_annotations(tmp_path)
+    assert splits_of(data) == {"train": ["train/a.jpg"], "val": ["val/b.jpg"]} and len(data.annotations) == 3
+
+
+def test_a_path_that_leads_out_of_the_folder_is_named(tmp_path):
+    yolo_folder(tmp_path / "proj", "a.jpg")
+    write(tmp_path / "proj/data.yaml", "path: ../real\ntrain: images\nval: images\nnames: [a]\n")
+    notes = read_annotations(tmp_path / "proj/data.yaml").notes
+    assert any("path: '../real' leads out of" in note for note in notes)
+
+
+def test_class_names_beside_the_text_files_of_each_split_are_read_if_they_agree(tmp_path):
+    yolo_folder(tmp_path, "day1/a.jpg", "day2/b.jpg")
+    for day in (1, 2):
+        write(tmp_path / f"labels/day{day}/classes.txt", "dog\ncat\n")
+    assert {name for _, name, _ in named_boxes(read_annotations(tmp_path))} == {"dog"}
+    write(tmp_path / "labels/day2/classes.txt", "cat\ndog\n")
+    with pytest.raises(DataError, match="classes.txt' and .*classes.txt' name other classes"):
+        read_annotations(tmp_path)
 
 
 def test_text_file_of_two_images_is_an_error(tmp_path):

@@ -1,10 +1,19 @@
 """How many objects images have, compared with how many a model can find."""
 
 import math
+from typing import Any
 
 import numpy as np
 
+from vitkit.registry import MODELS, Spec, parameters_of
 from vitkit.text_format import pluralize
+
+
+def model_argument(spec: Spec, name: str) -> Any:
+    """Return an argument of a config's model, or its default; None if the model has no such argument."""
+    constructor, arguments = MODELS.resolve(spec)
+    parameter = parameters_of(constructor).get(name)
+    return arguments.get(name, None if parameter is None else parameter.default)
 
 
 def describe_few_queries(counts: np.ndarray | None, num_queries: int | None, noun: str = "objects") -> str:

@@ -334,6 +334,8 @@ def _label_studio_results(
     annotation: Mapping[str, Any], name: str, image: Mapping[str, Any], lost: Lost
 ) -> list[dict[str, Any]]:
     """Return an object's results: a polygon for each part of its mask, or a box."""
+    if annotation.get("num_keypoints"):
+        lost.setdefault("keypoints: they are written to no label of Label Studio", []).append(str(annotation.get("id")))
     width, height = image["width"], image["height"]
     segmentation = annotation.get("segmentation")
     if polygons := visible_outlines(segmentation, height, width):

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitkit.apps.datasets.object_counts import model_argument
 from vitkit.apps.doctor.images import ImageScan, scan_images
 from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.settings import DataSettings
 from vitkit.devices import resolve_precision
-from vitkit.engine.build import build_model, check_prompts, model_argument, use_tokenizer
+from vitkit.engine.build import build_model, check_prompts, use_tokenizer
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.teaching import add_teacher
 from vitkit.errors import VitkitError

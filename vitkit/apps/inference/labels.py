@@ -72,7 +72,7 @@ class PredictedImages(AnnotatedImages):
         category_ids: Sequence[int] | None = None,
         info: KeypointInfo | None = None,
     ):
-        self._entries = entries
+        self._entries, self._has_masks = entries, False
         self.names: list[str] = []
         """The image of each entry."""
         self.uncertainties: list[float] = []
@@ -83,6 +83,7 @@ class PredictedImages(AnnotatedImages):
             self.names.append(entry["image"])
             self.uncertainties.append(entry["uncertainty"])
             self._sizes.append((entry["width"], entry["height"]))
+            self._has_masks = self._has_masks or any("mask" in found for found in entry["objects"])
             keypoints = keypoints or next(
                 (found["keypoints"] for found in entry["objects"] if "keypoints" in found), {}
             )
@@ -104,6 +105,10 @@ class PredictedImages(AnnotatedImages):
     def annotations(self) -> Iterator[dict[str, Any]]:
         """COCO's annotations, from the first one on each time."""
         return (annotation for _, annotations in self.each_image() for annotation in annotations)
+
+    def any_object_has(self, key: str) -> bool:
+        """Whether an object has a field: each one's score, and the masks of a model that predicts them."""
+        return self._has_masks if key == "segmentation" else key == "score"
 
     def each_image(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """Yield COCO's entry of each image, and those of its objects."""

@@ -17,6 +17,7 @@ from vitkit.data.datasets.semantic import pair_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.class_files import (
     ClassFile,
+    check_palettes,
     count_pixels,
     describe_255,
     find_class_file,
@@ -186,11 +187,13 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     names = list(pairs)
     class_file = find_class_file(labels)
     named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
+    if not colors:
+        check_palettes(labels / pair.labels for pair in pairs.values())
     values = [count_pixels(read_class_values(labels / pair.labels, colors)) for pair in pairs.values()]
     pixels = sum(values, Counter())
     _check_edges(labels, pixels, named)
     every_value = {value for value in pixels if not is_void(value, pixels, named)}
-    print_notes(describe_255(pixels, named), {})
+    print_notes([*describe_255(pixels, named), *([f"classes from {class_file}"] if class_file else [])], {})
     if class_file is None and len(every_value) > MAX_CLASSES:
         raise DataError(
             f"'{labels}': the label images have {len(every_value)} different values, so these are not classes. "
@@ -209,6 +212,8 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     if splits is None:
         files = [pair.image for pair in pairs.values()]
         splits = split_images(images, files, [of_image.keys() & classes.keys() for of_image in values], fraction)
+    if absent := {*range(len(names))}.difference(*splits.values()):
+        print_notes([], {"images that are in no split": [names[k] for k in sorted(absent)]})
     colored = f", colors={str(class_file.resolve())!r}" if colors else ""
     lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored}{colored})"]
     for name, positions in splits.items():
@@ -306,6 +311,13 @@ def _find_class_folders(folder: Path) -> dict[str, Path]:
             break
         folder = folder / names[0]
     split_of_folder = split_folders(names)
+    inside = {name: split_folders(subfolders(folder / name)) for name in names if not split_of_folder}
+    if found := next((name for name in names if "train" in inside.get(name, {}).values()), None):
+        others = ", ".join(name for name in names if name != found)
+        raise DataError(
+            f"'{folder / found}' has the splits {', '.join(inside[found])}, and {others} beside it may not be a class. "
+            f"Give '{folder / found}'; or if it is a class, put the splits above the classes: train/{found}."
+        )
     folders: dict[str, Path] = {}
     for name, split in split_of_folder.items():
         if split in folders:

@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 
 from vitkit.apps.datasets.mirroring import UNPAIRED, find_mirrored_texts, has_unpaired_points
-from vitkit.apps.datasets.object_counts import describe_few_queries
+from vitkit.apps.datasets.object_counts import describe_few_queries, model_argument
 from vitkit.config.load import Config
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.distributed import is_main
-from vitkit.engine.build import model_argument
 from vitkit.engine.hooks import Hook, default_hooks
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import RunFolder

@@ -14,7 +14,7 @@ from vitkit.data.formats.exporters import IGNORED, is_ignored
 from vitkit.data.formats.sizes import fit_images
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues, segmentation_issues
-from vitkit.io.folders import is_hidden, split_of
+from vitkit.io.folders import is_hidden, split_folders, split_of
 from vitkit.io.image_files import MAX_PIXELS, check_inside
 from vitkit.io.parsing import check_count
 from vitkit.registry import nearest
@@ -56,6 +56,8 @@ def read_annotations(
         annotations = _inside_archive(annotations)
     format = format or detect_format(annotations, images)
     data = FORMATS[format].read(annotations, images)
+    if not data.splits and format != "coco":
+        _add_splits_of_folders(data)
     if not data.images:
         reasons = (f"left out {len(names)} {reason}, such as {names[0]}" for reason, names in data.left_out.items())
         where = f"'{annotations}' has no usable image below '{data.folder}'"
@@ -101,6 +103,15 @@ def _inside_archive(folder: Path) -> Path:
             break
         folder = entries[0]
     return folder
+
+
+def _add_splits_of_folders(data: AnnotatedImages) -> None:
+    """Put images into the splits that are the names of their first folders."""
+    tops = {image["id"]: image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
+    splits = split_folders({*tops.values()})
+    for image_id, top in tops.items():
+        if top in splits:
+            data.add_to_split(image_id, splits[top])
 
 
 def _describe_shared_images(data: AnnotatedImages) -> list[str]:

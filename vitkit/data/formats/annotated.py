@@ -74,6 +74,10 @@ class AnnotatedImages:
         for image in self.images:
             yield image, objects.get(image["id"], [])
 
+    def any_object_has(self, key: str) -> bool:
+        """Whether an object has a value other than none in a field, such as "segmentation"."""
+        return any(annotation.get(key) not in (None, []) for annotation in self.annotations)
+
     def category_id(self, name: str) -> int:
         """Return the id of a class, adding the class if it is new."""
         if name not in self._ids:

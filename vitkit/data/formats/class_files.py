@@ -113,6 +113,28 @@ def read_class_values(path: Path, colors: dict[int, int], *, max_pixels: int = M
     return values
 
 
+def check_palettes(paths: Iterable[Path]) -> None:
+    """Raise a DataError if a color has another number in one label image with a palette than in another one, as where
+    each palette is made for its image: the numbers are no classes."""
+    first: dict[int, tuple[int, Path]] = {}
+    for path in paths:
+        try:
+            if read_header(path, "labels").mode != "P":
+                continue
+            colors, numbers = colors_to_ids(read_label_colors(path)), read_label_map(path)
+        except DataError:  # named where it is read for its classes
+            continue
+        pairs = np.unique(np.stack([colors.ravel(), numbers.ravel()]), axis=1).T.tolist()
+        times = Counter(color for color, _ in pairs)
+        for color, number in pairs:
+            if times[color] == 1 and (other := first.setdefault(color, (number, path)))[0] != number:
+                rgb = color & 255, color >> 8 & 255, color >> 16
+                raise DataError(
+                    f"labels '{path}': the color {rgb} has the number {number}, in '{other[1].name}' {other[0]}: each "
+                    "image has its own palette. Name the classes with their colors in classes.json beside them."
+                )
+
+
 def count_pixels(values: np.ndarray) -> Counter[int]:
     """Return how many pixels of a label image have each value."""
     return Counter(dict(zip(*(array.tolist() for array in count_values(values)))))
@@ -149,7 +171,7 @@ def describe_255(pixels: Mapping[int, int], names: Mapping[int, str]) -> list[st
 
 def find_class_file(folder: Path) -> Path | None:
     """Return the file of class names in a folder or up to two levels above it, or None if there is none."""
-    files = (near / name for near in (folder, folder.parent, folder.parent.parent) for name in CLASS_FILES)
+    files = (near / name for near in (folder, *folder.absolute().parents[:2]) for name in CLASS_FILES)
     return next((file for file in files if file.is_file()), None)
 
 

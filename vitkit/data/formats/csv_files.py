@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, single_file
+from vitkit.data.formats.exporters import TURNS
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
@@ -104,6 +105,8 @@ def _add_table(data: AnnotatedImages, files: ImageFiles, table: _Table, by_name:
     """Add the images and boxes of a file; `by_name` has the entries of images, None for those that cannot be read."""
     path, columns, num_before = table.path, table.columns, len(data.annotations)
     boxes, order = _box_columns(columns, path)
+    turned = (name for name in TURNS if name in columns and any(row[name].strip(" 0.") for _, row in table.rows))
+    data.notes.extend(f"the column {name!r} of {path.name} is not read: boxes stay upright" for name in turned)
     class_column = None
     if len(boxes) > 1 or {*_CLASS} & {*columns}:
         class_column = first = _column(columns, _CLASS, "the class", path)

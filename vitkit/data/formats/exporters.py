@@ -15,7 +15,7 @@ from vitkit.text_format import pluralize
 
 _FLOATS = "whole numbers written as 1.0, such as ids"
 _CHECKPOINTS = ".ipynb_checkpoints"
-_UNREAD = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox", "obb")
+TURNS = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox", "obb")
 """Fields that turn a box in ways that tools do not agree on."""
 UNSET = (None, 0, "", "0", "false", "False")
 """The values of a flag in other tools' JSON that do not set it."""
@@ -112,7 +112,7 @@ class ExportersFields:
             counts["flat segmentations, as VIA writes them, read as one polygon"] += 1
         if _rotate(annotation):
             counts["boxes turned by attributes.rotation, as CVAT writes it, which became polygons"] += 1
-        for key in _UNREAD:
+        for key in TURNS:
             if annotation.get(key):
                 counts[f"objects with a field {key!r}, which is not read although it may turn their boxes"] += 1
         counts[IGNORED] += is_ignored(annotation)

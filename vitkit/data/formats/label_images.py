@@ -17,6 +17,7 @@ import numpy as np
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.class_files import (
     ClassFile,
+    check_palettes,
     count_pixels,
     describe_255,
     find_class_file,
@@ -97,6 +98,8 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
     names, colors, ignored = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
     is_semantic, is_gray, has_classes = format == "semantic_maps", False, False
     if is_semantic:
+        if not colors:
+            check_palettes(annotations / name for name in labels.names)
         without, is_gray, notes = _rule_of_classes(annotations, labels.names, names, colors)
     else:
         without, has_classes, notes = _rule_of_instances(annotations, labels.names)

@@ -15,7 +15,7 @@ from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, note_
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden, one_form, split_folders, split_of
+from vitkit.io.folders import IMAGE_SUFFIXES, ImageFiles, data_files, is_hidden, one_form, split_of
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.segmentations import rotate_box
 from vitkit.io.text_files import read_lines
@@ -161,7 +161,7 @@ def _keys(name: str) -> list[str]:
 
 
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:
-    """Set the splits that ImageSets/Main or the folders of the images name."""
+    """Set the splits that ImageSets/Main names."""
     files = [path for path in sorted((folder / "ImageSets" / "Main").glob("*.txt")) if not is_hidden(path.name)]
     lists = {path: split_of(path.stem) for path in files}
     if "train" not in lists.values():
@@ -181,8 +181,3 @@ def _add_splits(data: AnnotatedImages, folder: Path) -> None:
                 data.add_to_split(*found, split)
             else:
                 data.leave_out(f"names in {path.name} without annotated image", line)
-    tops = {image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
-    split_of_top = split_folders(tops)
-    for image in data.images if not lists and tops == split_of_top.keys() else ():
-        if (top := image["file_name"].partition("/")[0]) in tops:
-            data.add_to_split(image["id"], split_of_top[top])

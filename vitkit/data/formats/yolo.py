@@ -7,6 +7,7 @@ Class ids are those of the text files.
 """
 
 import codecs
+import json
 import math
 import re
 import reprlib
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from vitkit.data.formats.annotated import AnnotatedImages, add_image_file, read_head
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.errors import DataError
-from vitkit.io.folders import ImageFiles, data_files, is_hidden, one_form, split_folders, split_of
+from vitkit.io.folders import ImageFiles, data_files, is_hidden, one_form, split_of
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, read_yaml
 from vitkit.io.segmentations import polygon_fields, round_pixels
 from vitkit.io.text_files import read_lines
@@ -73,17 +74,28 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     if annotations.is_file():
         return _read_yaml(annotations, images)
     labels = annotations / "labels" if (annotations / "labels").is_dir() else annotations
+    is_whole = images is None
     if images is None:
         sibling = labels.parent / "images"
         images = sibling if labels.name == "labels" and sibling.is_dir() else labels
     files = ImageFiles(images)
     data = AnnotatedImages("yolo", annotations, images)
-    reader = _Reader(data, files, _settings_near(labels), labels, labels)
-    tops = {name.partition("/")[0] for name in files.names if "/" in name}
-    splits = split_folders(tops)
+    yaml, settings = _settings_near(labels)
+    reader = _Reader(data, files, settings, labels, labels)
+    listed: dict[str, list[str]] = {}
+    if yaml and is_whole and yaml.parent == annotations:
+        prefix = "images/" if images != annotations else ""
+        try:
+            for split, name in _listed_images(settings, yaml, annotations, ImageFiles(annotations), data.notes):
+                listed.setdefault(name.removeprefix(prefix), []).append(split)
+        except DataError as error:
+            data.notes.append(f"the splits of {yaml.name} are not read: {error}")
+            listed = {}
+    if len({*chain.from_iterable(listed.values())}) < 2:  # nothing is apart from anything
+        listed = {}
     for name in files.names:
-        # Images beside the folders of the splits belong to none of them.
-        reader.add(name, splits.get(name.partition("/")[0]) if splits.keys() == tops else None)
+        for split in listed.get(name, [None]):
+            reader.add(name, split)
     reader.finish()
     if data.images and not reader.image_of:
         raise DataError(
@@ -142,6 +154,29 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     data = AnnotatedImages("yolo", path, root)
     files = ImageFiles(root)
     reader = _Reader(data, files, settings, path.parent, None)
+    base = settings.get("path")
+    parts = PurePosixPath(str(base).replace("\\", "/")).parts
+    if images is None and ("/" in parts or ".." in parts) and parts[-1] != root.resolve().name:
+        data.notes.append(f"path: {base!r:.200} leads out of '{root}', and is not followed: give the images' folder")
+    for split, name in _listed_images(settings, path, root, files, data.notes):
+        reader.add(name, split)
+    if not data.images:
+        raise DataError(f"{path.name}: has neither train nor val; expected folders of images. Add them.")
+    if not reader.image_of:
+        raise DataError(
+            f"{path.name}: no image has a label file, a .txt in `labels` beside `images`, or beside the image. Put "
+            "the label files there."
+        )
+    unnamed = (name for name in files.names if name not in reader.images)
+    data.leave_out(f"images that {path.name} does not name", *unnamed)
+    reader.finish()
+    return data
+
+
+def _listed_images(
+    settings: Mapping[str, Any], path: Path, root: Path, files: ImageFiles, notes: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the split and the name of each image that a YAML names; raise a DataError if there are none of a split."""
     for key, value in settings.items():
         split = split_of(key)
         if split is None:
@@ -153,23 +188,13 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
                 )
             names = list(_split_names(str(entry), settings, path, root, files))
             if not names and split == "test":
-                data.notes.append(f"{path.name} names a test split, '{entry}', which does not exist")
+                notes.append(f"{path.name} names a test split, '{entry}', which does not exist")
             elif not names:
                 raise DataError(
                     f"{path.name}: {key} is '{entry}', and there is no such image below '{root}'. Correct it, or give "
                     "the folder that it is relative to as the images."
                 )
-            for name in names:
-                reader.add(name, split)
-    if not data.images:
-        raise DataError(f"{path.name}: has neither train nor val; expected folders of images. Add them.")
-    if not reader.image_of:
-        raise DataError(
-            f"{path.name}: no image has a label file, a .txt in `labels` beside `images`, or beside the image. Put "
-            "the label files there."
-        )
-    reader.finish()
-    return data
+            yield from ((split, name) for name in names)
 
 
 def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path, files: ImageFiles) -> Iterator[str]:
@@ -197,17 +222,36 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
         return
 
 
-def _settings_near(labels: Path) -> dict[str, Any]:
-    """Return the data.yaml that belongs to a folder of text files; {} if there is none."""
+def _settings_near(labels: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Return the YAML file that belongs to a folder of text files, and its content; None and {} if there is none.
+
+    Raises:
+        DataError: data.yaml is invalid, or several files name other classes.
+    """
+    dataset = (labels.parent if labels.name == "labels" else labels).resolve()
     for folder in (labels, labels.parent, labels.parent.parent):
+        found: dict[Path, dict[str, Any]] = {}
         for path in sorted(p for p in folder.glob("*.y*ml") if p.suffix in (".yaml", ".yml") and not is_hidden(p.name)):
             try:
-                return read_yaml_settings(path)
+                found[path] = read_yaml_settings(path)
             except DataError:
                 if path.stem == "data":
                     raise
-                continue  # a YAML file of another kind
-    return {}
+        if folder.resolve() == dataset.parent:  # a folder of several datasets, perhaps
+            own = {p: s for p, s in found.items() if dataset.name in (p.stem, *_folders_of(s))}
+            found = own or {p: s for p, s in found.items() if not any((folder / f).is_dir() for f in _folders_of(s))}
+        if len({json.dumps(settings["names"]) for settings in found.values()}) > 1:
+            names = ", ".join(path.name for path in found)
+            raise DataError(f"'{labels}': {names} in '{folder}' name other classes. Give the one that belongs to it.")
+        if found:
+            return next(iter(found.items()))
+    return None, {}
+
+
+def _folders_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return the last folder of a YAML's `path`, or the first one of its `train`: the dataset that it is of."""
+    path, train = (str(settings.get(key) or "").replace("\\", "/").lstrip("./") for key in ("path", "train"))
+    return [*PurePosixPath(path).parts[-1:], *PurePosixPath(train).parts[:-1][:1]]
 
 
 def _find_class_names(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
@@ -216,6 +260,11 @@ def _find_class_names(settings: Mapping[str, Any], folder: Path) -> dict[int, st
     if names is None:
         files = (location / name for location in (folder, folder.parent) for name in _NAME_FILES)
         file = next((file for file in files if file.is_file()), None)
+        if file is None:  # as beside the text files of each split
+            below = {path: parse_class_file(path).names for path in data_files(folder) if path.name in _NAME_FILES}
+            file = min(below, default=None)
+            if file and (other := next((path for path, names in below.items() if names != below[file]), None)):
+                raise DataError(f"'{file}' and '{other}' name other classes. Convert their folders one by one.")
         return parse_class_file(file).names if file else {}
     pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
     context = f"'{folder}': names of the classes"
@@ -306,6 +355,10 @@ class _Reader:
     def finish(self) -> None:
         """Count text files without an image; reduce lines to boxes if all are poses, which no `kpt_shape` tells."""
         self._count_unused()
+        with_text = {self.images[name]["id"] for name in self.image_of.values() if self.images.get(name)}
+        for split, ids in self.data.splits.items():
+            if split != "test" and with_text.isdisjoint(ids):
+                self.data.notes.append(f"no image of {split} has a text file, so none has an object")
         if not _are_poses([long.values for long in self.long_lines]):
             self._take_as_polygons()
         for annotation, (x, y, width, height, *_), image_width, image_height, context in self.long_lines:
