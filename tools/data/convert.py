@@ -12,7 +12,7 @@ those that were repaired if any were, is drawn for a visual check. --fix repairs
   crowds                all objects are marked as crowd regions (iscrowd: 1)
   ignored               objects marked as ignore or difficult become crowd regions, as VOC's evaluation leaves them out
   keypoints             points lie outside their image or far outside their box, are no numbers, or have coordinates
-                        without being labeled, or are miscounted: they become points without a label
+                        without being labeled, or num_keypoints counts others: they become points without a label
   ids                   annotations have no id, or two have the same
   FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
                         "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...];

@@ -38,6 +38,7 @@ def test_correct_keypoints_are_counted():
         ([GOOD, [[40, 75, 2], *GOOD[1:]]], {}, "keypoints outside boxes", "warn", "1 objects have keypoints far"),
         ([[[40, 25, 0]] * 3] * 3, {}, "unlabeled keypoints", "fail", "has nose, left_hand, right_hand labeled"),
         ([[*GOOD[:2], [0, 0, 0]]] * 3, {}, "unlabeled keypoints", "warn", "no object has right_hand labeled"),
+        ([[[0.4, 0.25, 2], [0.3, 0.4, 2], [0.5, 0.4, 1]]], {}, "keypoints", "fail", "are fractions of their image"),
         ([GOOD], {"skeleton": [[1, 9]]}, "keypoints", "fail", "skeleton [[1, 9]]; expected pairs of its 3 keypoints"),
         ([[[40, 25, 5], *GOOD[1:]]], {}, "wrong keypoints", "fail", "visibilities of 0 (not labeled)"),
         ([[[400, 25, 2], *GOOD[1:]]], {}, "repair of keypoints", "note", "a.json --images images --fix keypoints"),
@@ -46,6 +47,10 @@ def test_correct_keypoints_are_counted():
 def test_problems_are_named(points, category, name, verdict, message):
     found_verdict, found = check(points, **category)[name]
     assert found_verdict == verdict and message in found
+
+
+def test_no_repair_is_offered_that_changes_nothing():
+    assert "repair of keypoints" not in check([[[40, 25, 5], *GOOD[1:]]])  # what 5 means is not known
 
 
 def test_swapped_pairs_are_those_of_few_objects():

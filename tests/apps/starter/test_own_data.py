@@ -252,6 +252,15 @@ def test_images_of_a_folder_beside_the_splits_and_the_class_file_are_named(tmp_p
     assert f"classes from {tmp_path / 'classes.txt'}" in printed
 
 
+def test_what_label_images_add_to_the_names_of_their_images_is_found(tmp_path):
+    images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    label_images(tmp_path / "masks", [0, 1])
+    for path in list((tmp_path / "masks").iterdir()):
+        path.rename(path.with_name(f"{path.stem}_mask.png"))
+    data = read_own_data("semantic", tmp_path / "images", tmp_path / "masks", fraction=0.3, out=tmp_path / "out")
+    assert settings_of(data, "train")["label_suffix"] == "_mask.png" and data.num_train + data.num_val == 6
+
+
 def test_two_folders_of_one_split_are_named(tmp_path):
     images(tmp_path / "data", *(f"{split}{part}/x/0.png" for split in ("train", "test") for part in (1, 2)))
     with pytest.raises(DataError, match="has two folders of test, test1 and test2"):

@@ -16,6 +16,7 @@ from vitkit.apps.datasets.fixing import far_outside, format_issues, similar_clas
 from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.data.datasets.coco_file import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
+from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import AnnotationChecks, FileIssue, segmentation_issues
 from vitkit.io.keypoints import read_keypoint_info
@@ -131,15 +132,23 @@ class CheckedDetectionFile:
             yield Issue("keypoints", "fail", str(error), self.where)
             return
         annotated = [a for a in self.usable if a.get("keypoints") and not a.get("iscrowd")]
-        if wrong := AnnotationChecks(self.content).keypoint_issues(annotated):
+        checks = AnnotationChecks(self.content)
+        if wrong := checks.keypoint_issues(annotated):
             yield from describe_issues(wrong, self.where)
-            message = (
-                f"to leave out points that are no numbers or outside, and count the others: {self.command('keypoints')}"
-            )
-            yield Issue("repair of keypoints", "note", message, self.where)
+            lists = [a["keypoints"] for a in annotated if checks.keypoint_issues([a])]
+            if any(len(values) == 3 * len(info.names) and {*values[2::3]} <= {0, 1, 2} for values in lists):
+                message = "to leave out points that are no numbers or outside, and count the others: "
+                yield Issue("repair of keypoints", "note", message + self.command("keypoints"), self.where)
             return
         points = np.array([a["keypoints"] for a in annotated], np.float64).reshape(-1, len(info.names), 3)
         seen, ids = points[..., 2] > 0, [a.get("id") for a in annotated]
+        largest = max((value for a in annotated for value in a["bbox"]), default=0)
+        if seen.any() and points[seen][:, :2].max() <= MAX_FRACTION < largest:
+            message = (
+                "all points are fractions of their image, but boxes are pixels. Multiply them by its width and height"
+            )
+            yield Issue("keypoints", "fail", message, self.where)
+            return
         message = f"{seen.sum()} labeled of {pluralize(len(info.names), 'keypoints')} in {len(points)} objects"
         yield Issue("keypoints", "ok", message, self.where, {"labeled": int(seen.sum())})
         if never := [name for name, labeled in zip(info.names, seen.any(axis=0)) if not labeled]:

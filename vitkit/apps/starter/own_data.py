@@ -182,7 +182,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
             f"'{images}' is given as the folder of the images and as that of the label images. Move the label images, "
             "such as Roboflow's *_mask.png, to a folder of their own, named like their images."
         )
-    suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
+    suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_after(images, labels) or _suffix_in(labels))
     pairs = pair_files(images, labels, **suffixes)
     names = list(pairs)
     class_file = find_class_file(labels)
@@ -414,6 +414,15 @@ def _suffix_in(folder: Path) -> str | None:
     if not endings:
         raise DataError(f"'{folder}' contains no images. Give the folder of the photos, then that of the label images.")
     return endings.pop() if len(endings) == 1 else None
+
+
+def _suffix_after(images: Path, labels: Path) -> str | None:
+    """Return what all label images add to the name of their image, such as "_mask.png"; None if they add nothing."""
+    stems = {path.relative_to(images).with_suffix("").as_posix() for path in data_files(images)}
+    files = [path for path in data_files(labels) if path.suffix.lower() in IMAGE_SUFFIXES]
+    parts = [path.relative_to(labels).as_posix().rpartition("_") for path in files]
+    suffixes = {f"_{end}" for _, _, end in parts}
+    return suffixes.pop() if len(suffixes) == 1 and all(stem in stems for stem, _, _ in parts) else None
 
 
 def _short_side(files: Sequence[Path]) -> int:
