@@ -11,7 +11,7 @@ from vitkit.configs.parts.multi30k import multi30k_text
 
 VARIANTS = {
     "language_model_causal_multi30k": (dict(objective="causal"), "here: perplexity 58.3 after the second epoch"),
-    "language_model_masked_multi30k": (dict(objective="masked"), "here: perplexity 216 on masked words that depended on the batches"),
+    "language_model_masked_multi30k": (dict(objective="masked"), "here: perplexity 216, of words masked by batch"),
 }
 """Name -> arguments of `config`, and what was measured."""
 
