@@ -12,7 +12,6 @@ from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.errors import DataError
 from vitkit.io.folders import declare_output
-from vitkit.text_format import pluralize
 
 
 def read_source(
@@ -116,8 +115,8 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
     num_notes = len(data.notes)
     missing = [image["file_name"] for image in data.images if not (data.folder / image["file_name"]).is_file()]
     if missing:
-        count = f"{len(missing)} of {pluralize(len(data.images), 'images')}"
-        print(f"  note: {count} have no file below '{data.folder}', such as {missing[0]}; training needs them")
+        count = f"{len(missing)} of {len(data.images)} images"
+        print(f"  note: {count} have no file in '{data.folder}', such as {missing[0]}")
     if data.source.resolve() in out.resolve().parents:  # which is then read again without it
         if not _is_file(out):
             out.mkdir(parents=True, exist_ok=True)

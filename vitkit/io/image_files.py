@@ -331,6 +331,13 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
         return read_open_header(file, size_of(file), path, what, max_pixels)
 
 
+def read_palette(path: str | Path) -> bytes | None:
+    """Return the palette of a label image, three bytes for each number; None without one; raises like `read_header`."""
+    data = read_file(path, "labels", max_pixels=MAX_PIXELS)
+    with decoding(path, "labels", len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        return bytes(image.getpalette("RGB")) if image.mode == "P" else None
+
+
 def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Read (width, height) of an image or of an array in a .npy file, upright; raises like `read_header`.
 

@@ -49,8 +49,14 @@ class PerPixelCriterion(Criterion):
         """Return the number of labeled pixels, or the sum of the weights of their classes."""
         if self.class_weights is None:
             return sum(int(target["masks"].any(0).sum()) for target in targets)
-        weights, maps = self.class_weights.cpu(), (label_map(t, t["masks"].shape[-2:]).cpu() for t in targets)
-        return sum(float(weights[labels[labels != _NO_CLASS]].sum()) for labels in maps)
+        weights, total = self.class_weights.cpu(), 0.0
+        for target in targets:
+            masks, labels = target["masks"].bool(), target["labels"].cpu().clamp(0, len(weights) - 1)
+            areas = masks.flatten(1).sum(1).cpu()
+            if areas.sum() > masks.any(0).sum():  # some overlap
+                areas = torch.bincount(masks.byte().argmax(0)[masks.any(0)], minlength=len(masks)).cpu()
+            total += float(areas.float() @ weights[labels])
+        return total
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Compute the losses.

@@ -188,6 +188,17 @@ def test_a_palette_of_the_class_file_s_colors_is_read_by_colors_and_another_one_
     assert dataset.classes[labels[3, 3]] == first and labels[0, 0] == 255
 
 
+@pytest.mark.parametrize("palette", [[0, 0, 0, 255, 0, 0], [0] * 768, [k // 3 for k in range(768)]])
+def test_a_palette_that_repeats_colors_is_no_other_one(tmp_path, palette):
+    draw_images(tmp_path / "images", "a.png", "b.png")
+    (tmp_path / "masks").mkdir()
+    for name, numbers in (("a", [0, 1, 2]), ("b", [2, 1, 255])):
+        image = Image.fromarray(np.repeat(np.resize(np.array(numbers, np.uint8), (20, 3)), [10, 20, 10], axis=1), "P")
+        image.putpalette(palette + [0] * (768 - len(palette)))
+        image.save(tmp_path / "masks" / f"{name}.png")
+    read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+
+
 def test_palettes_that_order_their_colors_otherwise_are_an_error(tmp_path):
     draw_images(tmp_path / "images", "a.png", "b.png")
     (tmp_path / "masks").mkdir()
@@ -198,7 +209,7 @@ def test_palettes_that_order_their_colors_otherwise_are_an_error(tmp_path):
         image = Image.fromarray(numbers, "P")
         image.putpalette([value for color in order for value in colors[color]])
         image.save(tmp_path / "masks" / f"{name}.png")
-    with pytest.raises(DataError, match=r"b.png': the color \(255, 0, 0\) has the number 2, in 'a.png' 1"):
+    with pytest.raises(DataError, match=r"b.png': the color \(0, 255, 0\) has the number 1, in 'a.png' 2"):
         read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
     entries = [{"id": k, "name": name, "color": color} for k, (name, color) in enumerate(colors.items())]
     write(tmp_path / "masks/classes.json", json.dumps(entries))

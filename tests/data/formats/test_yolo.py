@@ -101,10 +101,7 @@ def test_yolo_reports_training_images_in_the_test_split(tmp_path):
     write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
     notes = read_annotations(tmp_path / "data.yaml").notes
-    assert notes == [
-        "no image of val has a text file, so none has an object",
-        "1 image is in both train and test, such as images/train/a.png",
-    ]
+    assert notes == ["no image of val has an object", "1 image is in both train and test, such as images/train/a.png"]
 
 
 def yolo_folder(root, *names):
@@ -147,6 +144,38 @@ def test_splits_of_a_folder_are_those_of_its_yaml(tmp_path, lists):
     write(tmp_path / "data.yaml", "names: [a]\ntrain: images/none\nval: images/setB\n")
     data = read_annotations(tmp_path)
     assert not data.splits and any("the splits of data.yaml are not read: " in note for note in data.notes)
+
+
+def test_the_folder_of_one_split_has_the_classes_of_the_yaml_above(tmp_path):
+    for split in ("train", "valid"):
+        draw_images(tmp_path, f"{split}/images/a.jpg")
+        write(tmp_path / split / "labels/a.txt", "0 0.5 0.5 0.5 0.5\n")
+    write(tmp_path / "data.yaml", "train: ../train/images\nval: ../valid/images\nnames: [cell]\n")
+    for split in ("train", "valid"):
+        assert named_boxes(read_annotations(tmp_path / split))[0][1] == "cell"
+    write(tmp_path / "copy.yaml", "names: {0: cell}\n")  # the same in another form
+    assert named_boxes(read_annotations(tmp_path))[0][1] == "cell"
+
+
+def test_the_splits_of_a_yaml_are_read_with_the_folder_of_the_images_too(tmp_path):
+    yolo_folder(tmp_path, "setA/a.jpg", "setB/b.jpg")
+    write(tmp_path / "data.yaml", "train: images/setA\nval: images/setB\nnames: [a]\n")
+    for images, start in ((tmp_path, "images/"), (tmp_path / "images", "")):
+        data = read_annotations(tmp_path, images)
+        assert splits_of(data) == {"train": [f"{start}setA/a.jpg"], "val": [f"{start}setB/b.jpg"]}
+
+
+@pytest.mark.parametrize("text", ["", "cat\n\ndog\n", "0 0.5 0.5 0.5 0.5\n"])
+def test_what_is_no_file_of_class_names_beside_the_text_files_is_passed_over(tmp_path, text):
+    yolo_folder(tmp_path, "train/a.jpg")
+    write(tmp_path / "labels/train/labels.txt", text)
+    assert {name for _, name, _ in named_boxes(read_annotations(tmp_path))} == {"class_0"}
+
+
+def test_images_beside_the_folder_of_one_split_are_not_lost(tmp_path):
+    yolo_folder(tmp_path, "a.jpg", "b.jpg", "test/c.jpg")
+    data = read_annotations(tmp_path)
+    assert not data.splits and len(data.split(None).images) == 3
 
 
 def test_a_folder_beside_those_of_the_splits_is_in_none(tmp_path):

@@ -303,7 +303,7 @@ def _find_class_folders(folder: Path) -> dict[str, Path]:
     Folders with nothing but one folder of folders are entered, as archives put one around their content.
 
     Raises:
-        DataError: two folders are of one split.
+        DataError: two folders are of one split, or only one of several has folders of splits.
     """
     while True:
         names = subfolders(folder)

@@ -86,7 +86,7 @@ def read_annotations(
         )
     if data.format != "coco" and (num_ignored := sum(map(is_ignored, data.annotations))):
         data.notes.append(f"{IGNORED}: {num_ignored}")
-    data.notes += _describe_shared_images(data)
+    data.notes += _describe_splits(data)
     if outside := data.outside():
         count = len(outside)
         lie = "1 object lies outside its image:" if count == 1 else f"{count} objects lie outside their images, such as"
@@ -109,15 +109,20 @@ def _add_splits_of_folders(data: AnnotatedImages) -> None:
     """Put images into the splits that are the names of their first folders."""
     tops = {image["id"]: image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
     splits = split_folders({*tops.values()})
+    if len({*splits.values()}) < 2 and len(tops) < len(data.images):  # images beside a folder, say, of tests
+        return
     for image_id, top in tops.items():
         if top in splits:
             data.add_to_split(image_id, splits[top])
 
 
-def _describe_shared_images(data: AnnotatedImages) -> list[str]:
-    """Describe images that are in two splits, and files that stand for several images."""
+def _describe_splits(data: AnnotatedImages) -> list[str]:
+    """Describe splits without objects, images that are in two splits, and files that stand for several images."""
     notes = []
     names = {image["id"]: image["file_name"] for image in data.images}
+    annotated = {annotation["image_id"] for annotation in data.annotations}
+    without = [name for name, ids in data.splits.items() if name != "test" and annotated.isdisjoint(ids)]
+    notes += [f"no image of {name} has an object" for name in without if annotated]
     for (a, ids), (b, others) in combinations(data.splits.items(), 2):
         if shared := {*map(names.get, ids)} & {*map(names.get, others)}:
             notes.append(f"{pluralize(len(shared), 'images', 'are')} in both {a} and {b}, such as {min(shared)}")

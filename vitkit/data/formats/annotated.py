@@ -37,7 +37,7 @@ class AnnotatedImages:
     )
     """COCO's `images`, `annotations` and `categories`."""
     splits: dict[str, list[int]] = field(default_factory=dict)
-    """Split -> ids of its images, if the format names splits."""
+    """Split -> ids of its images, if the format or the folders of the images name splits."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """Reason -> names of what was left out for it."""
     notes: list[str] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """Files that name the classes of label images, shared by all splits."""
 
+import os
 import re
 import reprlib
 from collections import Counter
@@ -10,7 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.io.image_files import MAX_PIXELS, ONE_CHANNEL_MODES, read_header, read_label_colors, read_label_map
+from vitkit.io.image_files import (
+    MAX_PIXELS,
+    ONE_CHANNEL_MODES,
+    read_header,
+    read_label_colors,
+    read_label_map,
+    read_palette,
+)
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_distinct, class_name, class_number
 from vitkit.io.text_files import read_lines
@@ -116,21 +124,24 @@ def read_class_values(path: Path, colors: dict[int, int], *, max_pixels: int = M
 def check_palettes(paths: Iterable[Path]) -> None:
     """Raise a DataError if a color has another number in one label image with a palette than in another one, as where
     each palette is made for its image: the numbers are no classes."""
-    first: dict[int, tuple[int, Path]] = {}
+    first: dict[bytes, tuple[int, Path, bytes]] = {}
+    known: set[bytes] = set()
     for path in paths:
         try:
-            if read_header(path, "labels").mode != "P":
+            palette = read_palette(path)
+            if palette is None or palette in known:
                 continue
-            colors, numbers = colors_to_ids(read_label_colors(path)), read_label_map(path)
+            used = np.flatnonzero(np.bincount(read_label_map(path).ravel())).tolist()
         except DataError:  # named where it is read for its classes
             continue
-        pairs = np.unique(np.stack([colors.ravel(), numbers.ravel()]), axis=1).T.tolist()
-        times = Counter(color for color, _ in pairs)
-        for color, number in pairs:
-            if times[color] == 1 and (other := first.setdefault(color, (number, path)))[0] != number:
-                rgb = color & 255, color >> 8 & 255, color >> 16
+        known.add(palette)
+        colors = [palette[start : start + 3] for start in range(0, len(palette), 3)]
+        once = {color: number for number, color in enumerate(colors) if colors.count(color) == 1}
+        for color, number in once.items():
+            other, file, others = first.setdefault(color, (number, path, palette))
+            if number in used and other != number and others[3 * number : 3 * number + 3] not in (color, b""):
                 raise DataError(
-                    f"labels '{path}': the color {rgb} has the number {number}, in '{other[1].name}' {other[0]}: each "
+                    f"labels '{path}': the color {(*color,)} has the number {number}, in '{file.name}' {other}: each "
                     "image has its own palette. Name the classes with their colors in classes.json beside them."
                 )
 
@@ -171,7 +182,7 @@ def describe_255(pixels: Mapping[int, int], names: Mapping[int, str]) -> list[st
 
 def find_class_file(folder: Path) -> Path | None:
     """Return the file of class names in a folder or up to two levels above it, or None if there is none."""
-    files = (near / name for near in (folder, *folder.absolute().parents[:2]) for name in CLASS_FILES)
+    files = (near / name for near in (folder, *Path(os.path.abspath(folder)).parents[:2]) for name in CLASS_FILES)
     return next((file for file in files if file.is_file()), None)
 
 

@@ -7,8 +7,8 @@ Class ids are those of the text files.
 """
 
 import codecs
-import json
 import math
+import os
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,6 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     if annotations.is_file():
         return _read_yaml(annotations, images)
     labels = annotations / "labels" if (annotations / "labels").is_dir() else annotations
-    is_whole = images is None
     if images is None:
         sibling = labels.parent / "images"
         images = sibling if labels.name == "labels" and sibling.is_dir() else labels
@@ -82,11 +81,13 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     data = AnnotatedImages("yolo", annotations, images)
     yaml, settings = _settings_near(labels)
     reader = _Reader(data, files, settings, labels, labels)
+    root, below = annotations.resolve(), images.resolve()
     listed: dict[str, list[str]] = {}
-    if yaml and is_whole and yaml.parent == annotations:
-        prefix = "images/" if images != annotations else ""
+    if yaml and yaml.parent.resolve() == root and below.is_relative_to(root):
+        prefix = f"{below.relative_to(root).as_posix()}/".removeprefix("./")
+        every = ImageFiles(annotations) if prefix else files
         try:
-            for split, name in _listed_images(settings, yaml, annotations, ImageFiles(annotations), data.notes):
+            for split, name in _listed_images(settings, yaml, annotations, every, data.notes):
                 listed.setdefault(name.removeprefix(prefix), []).append(split)
         except DataError as error:
             data.notes.append(f"the splits of {yaml.name} are not read: {error}")
@@ -156,7 +157,8 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     reader = _Reader(data, files, settings, path.parent, None)
     base = settings.get("path")
     parts = PurePosixPath(str(base).replace("\\", "/")).parts
-    if images is None and ("/" in parts or ".." in parts) and parts[-1] != root.resolve().name:
+    own_names = {root.resolve().name, os.path.basename(os.path.abspath(root))}
+    if images is None and ("/" in parts or ".." in parts) and parts[-1] not in own_names:
         data.notes.append(f"path: {base!r:.200} leads out of '{root}', and is not followed: give the images' folder")
     for split, name in _listed_images(settings, path, root, files, data.notes):
         reader.add(name, split)
@@ -167,7 +169,8 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
             f"{path.name}: no image has a label file, a .txt in `labels` beside `images`, or beside the image. Put "
             "the label files there."
         )
-    unnamed = (name for name in files.names if name not in reader.images)
+    tops = {name.partition("/")[0] for name in reader.images}  # others may be other datasets
+    unnamed = (name for name in files.names if name not in reader.images and name.partition("/")[0] in tops)
     data.leave_out(f"images that {path.name} does not name", *unnamed)
     reader.finish()
     return data
@@ -226,10 +229,11 @@ def _settings_near(labels: Path) -> tuple[Path | None, dict[str, Any]]:
     """Return the YAML file that belongs to a folder of text files, and its content; None and {} if there is none.
 
     Raises:
-        DataError: data.yaml is invalid, or several files name other classes.
+        DataError: data.yaml is invalid, or several files of the dataset name other classes.
     """
-    dataset = (labels.parent if labels.name == "labels" else labels).resolve()
-    for folder in (labels, labels.parent, labels.parent.parent):
+    labels = Path(os.path.abspath(labels))
+    dataset = labels.parent if labels.name == "labels" else labels
+    for folder in (labels, *labels.parents[:2]):
         found: dict[Path, dict[str, Any]] = {}
         for path in sorted(p for p in folder.glob("*.y*ml") if p.suffix in (".yaml", ".yml") and not is_hidden(p.name)):
             try:
@@ -237,21 +241,29 @@ def _settings_near(labels: Path) -> tuple[Path | None, dict[str, Any]]:
             except DataError:
                 if path.stem == "data":
                     raise
-        if folder.resolve() == dataset.parent:  # a folder of several datasets, perhaps
+        if folder == dataset.parent:  # a folder of several datasets, perhaps
             own = {p: s for p, s in found.items() if dataset.name in (p.stem, *_folders_of(s))}
-            found = own or {p: s for p, s in found.items() if not any((folder / f).is_dir() for f in _folders_of(s))}
-        if len({json.dumps(settings["names"]) for settings in found.values()}) > 1:
+            found = own or {p: s for p, s in found.items() if not any(exists(folder / f) for f in _folders_of(s))}
+        found = {p: s for p, s in found.items() if p.stem == "data"} or found
+        if len({repr(sorted(_numbered(settings["names"]).items())) for settings in found.values()}) == 1:
+            return next(iter(found.items()))
+        if found and folder != dataset.parent:
             names = ", ".join(path.name for path in found)
             raise DataError(f"'{labels}': {names} in '{folder}' name other classes. Give the one that belongs to it.")
-        if found:
-            return next(iter(found.items()))
     return None, {}
 
 
 def _folders_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return the last folder of a YAML's `path`, or the first one of its `train`: the dataset that it is of."""
+    """Return the last folder of a YAML's `path`, or the first one of its `train`, unless that is the folder of a split:
+    the dataset that it is of."""
     path, train = (str(settings.get(key) or "").replace("\\", "/").lstrip("./") for key in ("path", "train"))
-    return [*PurePosixPath(path).parts[-1:], *PurePosixPath(train).parts[:-1][:1]]
+    names = [*PurePosixPath(path).parts[-1:], *PurePosixPath(train).parts[:-1][:1]]
+    return [name for name in names if not split_of(name)]
+
+
+def _numbered(names: list | dict) -> dict[str, Any]:
+    """Return a YAML's names by number."""
+    return dict(names.items() if isinstance(names, Mapping) else ((str(k), name) for k, name in enumerate(names)))
 
 
 def _find_class_names(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
@@ -261,7 +273,11 @@ def _find_class_names(settings: Mapping[str, Any], folder: Path) -> dict[int, st
         files = (location / name for location in (folder, folder.parent) for name in _NAME_FILES)
         file = next((file for file in files if file.is_file()), None)
         if file is None:  # as beside the text files of each split
-            below = {path: parse_class_file(path).names for path in data_files(folder) if path.name in _NAME_FILES}
+            below: dict[Path, dict[int, str]] = {}
+            for path in data_files(folder):
+                if path.name in _NAME_FILES and not is_yolo_text(path):
+                    with suppress(DataError):  # as an empty one
+                        below[path] = parse_class_file(path).names
             file = min(below, default=None)
             if file and (other := next((path for path, names in below.items() if names != below[file]), None)):
                 raise DataError(f"'{file}' and '{other}' name other classes. Convert their folders one by one.")
@@ -355,10 +371,6 @@ class _Reader:
     def finish(self) -> None:
         """Count text files without an image; reduce lines to boxes if all are poses, which no `kpt_shape` tells."""
         self._count_unused()
-        with_text = {self.images[name]["id"] for name in self.image_of.values() if self.images.get(name)}
-        for split, ids in self.data.splits.items():
-            if split != "test" and with_text.isdisjoint(ids):
-                self.data.notes.append(f"no image of {split} has a text file, so none has an object")
         if not _are_poses([long.values for long in self.long_lines]):
             self._take_as_polygons()
         for annotation, (x, y, width, height, *_), image_width, image_height, context in self.long_lines:
