@@ -141,6 +141,8 @@ def test_splits_of_a_folder_are_those_of_its_yaml(tmp_path, lists):
     write(tmp_path / "data.yaml", "names: [a]\n" + "".join(f"{key}: {value}\n" for key, value in entries.items()))
     data = read_annotations(tmp_path)
     assert splits_of(data) == {"train": ["setA/a.jpg"], "val": ["setB/b.jpg"]} and len(data.images) == 3
+    write(tmp_path / "data.yaml", "names: [a]\ntrain: images/setA\nval: images/setA\n")  # as YOLO needs both
+    assert not read_annotations(tmp_path).splits
     write(tmp_path / "data.yaml", "names: [a]\ntrain: images/none\nval: images/setB\n")
     data = read_annotations(tmp_path)
     assert not data.splits and any("the splits of data.yaml are not read: " in note for note in data.notes)

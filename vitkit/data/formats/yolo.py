@@ -92,7 +92,7 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
         except DataError as error:
             data.notes.append(f"the splits of {yaml.name} are not read: {error}")
             listed = {}
-    if len({*chain.from_iterable(listed.values())}) < 2:  # nothing is apart from anything
+    if len({*map(tuple, listed.values())}) < 2:  # nothing is apart from anything
         listed = {}
     for name in files.names:
         for split in listed.get(name, [None]):
