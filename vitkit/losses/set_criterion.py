@@ -39,7 +39,7 @@ class SetCriterion(MatchedCriterion):
             target (0.25 if None); mal has none.
         focal_gamma: exponent by which a sigmoid loss down-weights well classified examples; if None 2, or 1.5 for mal.
         class_weights: how much a query that is matched with each class weighs in the class loss, see `ClassWeights`;
-            None: 1. Each batch of `train.images_per_step` estimates the step's sum of them.
+            None: 1.
         federated_classes: with a sigmoid loss, the number of classes that count in the class loss of a training step:
             those of the batch's targets, and others drawn at random (see `federated`). None: all.
         image_counts: the number of training images of each class; classes are drawn in proportion to its square root.

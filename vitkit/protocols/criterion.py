@@ -28,11 +28,11 @@ class Criterion(nn.Module):
     epoch: int = 0
     """The epoch of the training, counted from 0; a run sets it."""
     step_share: Tensor | None = None
-    """In a run with `train.images_per_step`: the mean `count`s of all batches of the step, divided by this batch's."""
+    """In a run with `train.images_per_step`, (k,): the normalizers of `count`, averaged over the step's batches, divided
+    by those of this batch."""
 
     def count(self, targets: Sequence[Mapping[str, Any]]) -> float | tuple[float, ...]:
-        """Return what its losses over these targets are divided by, such as the number of objects; if there are several
-        numbers, class losses are divided by the last."""
+        """Return the normalizer of the losses, such as the number of objects; or k, the last that of class losses."""
         return len(targets)
 
     def late_changes(self) -> Sequence[tuple[str, nn.Module, int]]:
