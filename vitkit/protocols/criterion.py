@@ -28,8 +28,8 @@ class Criterion(nn.Module):
     epoch: int = 0
     """The epoch of the training, counted from 0; a run sets it."""
     step_share: Tensor | None = None
-    """In a run with `train.images_per_step`, (k,): the normalizers of `count`, averaged over the step's batches, divided
-    by those of this batch."""
+    """In a run with `train.images_per_step`, (k,): the normalizers of `count`, averaged over the step's batches,
+    divided by those of this batch."""
 
     def count(self, targets: Sequence[Mapping[str, Any]]) -> float | tuple[float, ...]:
         """Return the normalizer of the losses, such as the number of objects; or k, the last that of class losses."""
