@@ -18,6 +18,7 @@ from vitkit.data.loading.splits import match_classes
 from vitkit.engine.build import build_datasets
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.protocols.dataset import Dataset
 
 
 def draw(path):
@@ -139,6 +140,21 @@ def test_ids_of_coco_may_differ_between_files(tmp_path):
     match_classes(train, val)
     assert labels_of(val) == {"a": ["a"], "b": ["b"]} and val.category_ids == [1, 2]
     assert [a["category_id"] for a in val.ground_truth()["annotations"]] == [2, 1]
+
+
+def test_a_dataset_of_a_users_own_must_list_its_classes_in_the_order_of_train():
+    class Own(Dataset):
+        def __init__(self, classes, category_ids):
+            self.classes, self.category_ids = classes, category_ids
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index): ...
+
+    match_classes(Own(["a", "b"], [1, 2]), Own(["a", "b"], [1, 2]))
+    with pytest.raises(DataError, match="data.val, Own, lists the classes of data.train in another order: b, a in pla"):
+        match_classes(Own(["a", "b"], [1, 2]), Own(["b", "a"], [2, 1]))
 
 
 @pytest.mark.parametrize("empty_folder", [False, True])

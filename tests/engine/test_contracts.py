@@ -105,6 +105,31 @@ class OtherIds(Photos):
         return super().ground_truth() | {"images": [dict(id=k) for k in (1, 2, 3, 4)]}
 
 
+class OtherNames(Photos):
+    def ground_truth(self):
+        return super().ground_truth() | {"categories": [dict(id=3, name="dog"), dict(id=7, name="cat")]}
+
+
+class ShiftedIds(Photos):
+    def target(self, index):
+        return super().target(index) | dict(image_id=self.image_ids[index] + 1)
+
+
+class SameId(Photos):
+    def target(self, index):
+        return super().target(index) | dict(image_id=self.image_ids[0])
+
+
+class CornerBoxes(Photos):
+    def target(self, index):
+        return super().target(index) | dict(boxes_cxcywh=torch.tensor([[0.4, 0.3, 0.9, 0.7]]))
+
+
+class FloatLabels(Photos):
+    def target(self, index):
+        return super().target(index) | dict(labels=torch.tensor([]), boxes_cxcywh=torch.zeros(0, 4))
+
+
 class TupleSamples(Photos):
     def __getitem__(self, index):
         return tuple(super().__getitem__(index).values())
@@ -145,6 +170,11 @@ class TextMetrics(CocoEvaluator):
         return {**super().compute(), "verdict": "good"}
 
 
+class TablelessMetrics(CocoEvaluator):
+    def table(self):
+        pass
+
+
 class MistypedMetrics(CocoEvaluator):
     def update(self, predictions, targets):
         self.predictions = self.predictons + list(predictions)
@@ -181,6 +211,11 @@ CASES = {
     WithoutIds: r"dataset WithoutIds has no category_ids, which evaluator CocoEvaluator needs\. See class Dataset in ",
     WithoutArea: r"dataset WithoutArea: ground_truth\(\): \{'id': 2\} of 'annotations' has no 'image_id'\. See Datase",
     OtherIds: r"dataset OtherIds: ground_truth\(\) does not list image_id 1\d of the dataset\. See Dataset\.ground_tr",
+    OtherNames: r"dataset OtherNames: ground_truth\(\) calls category 3 'dog', its classes call it 'cat'\. See Dataset",
+    ShiftedIds: r"data.train: dataset ShiftedIds: sample 0 has image_id 11, and is 10 in its image_ids; predictions w",
+    SameId: r"data.train: dataset SameId: sample 1 has image_id 10, and is 11 in its image_ids; predictions would be ",
+    CornerBoxes: r"data.train: dataset CornerBoxes: target has boxes_cxcywh whose sides are at -0\.05 to 0\.85 of th",
+    FloatLabels: r"image 10: its target has labels torch.float32 \(0,\) and boxes_cxcywh \(0, 4\); expected int64",
     TupleSamples: r"data.train: dataset TupleSamples: its samples are tuple; expected a dict with 'image' and 'target",
     BoxlessHead: r"head BoxlessHead: returns 'pred_logits', but criterion SetCriterion also needs 'pred_boxes'\. See ",
     TupleHead: r"head TupleHead: returns tuple; expected a dict of outputs by name\. See class Head in vitkit/protoco",
@@ -189,6 +224,7 @@ CASES = {
     UndeclaredLoss: r"KeyError: 'pred_depth' \(test_contracts\.py, line \d+\): the first validation batch, or what th",
     ListMetrics: r"evaluator ListMetrics\.compute: returns \[.*; expected a dict of metrics by name\. See class Evalua",
     TextMetrics: r"evaluator TextMetrics\.compute: 'verdict' is 'good'; expected a number\. See class Evaluator in vi",
+    TablelessMetrics: r"evaluator TablelessMetrics\.table: returns None; expected a text\.",
     MistypedMetrics: r"AttributeError: 'MistypedMetrics' object has no attribute 'predictons' \(test_contracts\.py",
     Baseless: r"hook Baseless: does not derive from Hook\. Write: class Baseless\(Hook\)\. See class Hook in vitkit/p",
     ShortHook: r"hook ShortHook\.after_step: is called with \(run, step\): too many positional arguments\. See class H",
@@ -280,6 +316,13 @@ def test_metrics_may_be_numpys_numbers(config):
     run = vitkit.train(vitkit.load_config(name, overrides), run_dir="run", device="cpu")
     assert all(type(value) is float for value in run.metrics.values())
     vitkit.train(resume="run", device="cpu", train=dict(epochs=2))  # its checkpoint can be read
+
+
+def test_a_metric_that_an_own_evaluator_lacks_is_named_before_training(config, caplog):
+    name, overrides = config
+    overrides = [*overrides, *_using(Float32Metrics), "train.best_metric=recal"]
+    check_training(vitkit.load_config(name, overrides), torch.device("cpu"))
+    assert "train.best_metric=recal: not among the metrics of the first batch" in caplog.text
 
 
 def test_images_with_more_objects_than_queries_are_named_before_training(tmp_path, caplog):

@@ -126,6 +126,23 @@ def test_schedule_of_another_number_of_epochs_continues_at_the_same_step(tmp_pat
     assert rates[4:] == pytest.approx(wanted[4:]) and rates[3] != pytest.approx(wanted[3])
 
 
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CosineAnnealingWarmRestarts"])
+def test_a_schedule_of_pytorchs_follows_another_number_of_epochs(tmp_path, kind, monkeypatch):
+    def own(optimizer, *, epochs, steps_per_epoch, warmup_steps):
+        steps = epochs * steps_per_epoch
+        if kind == "OneCycleLR":
+            return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+        return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=steps)
+
+    monkeypatch.setattr(SCHEDULES, "_constructors", SCHEDULES._constructors | {"OwnLR": own})
+    run(tmp_path / "whole", epochs=4, schedule=dict(type="OwnLR", epochs=4))
+    run(tmp_path / "parts", epochs=2, schedule=dict(type="OwnLR", epochs=2))
+    longer = dict(type="OwnLR", epochs=4)
+    run(tmp_path / "parts", epochs=4, schedule=longer, resume=tmp_path / "parts/last.pth")
+    rates, wanted = ([record["lr"] for record in records(tmp_path / name, "train")] for name in ("parts", "whole"))
+    assert rates[4:] == pytest.approx(wanted[4:]) and rates[3] != pytest.approx(wanted[3])
+
+
 class Fewer(Batches):
     def __len__(self):
         return 4

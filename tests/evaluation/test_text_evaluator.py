@@ -1,5 +1,6 @@
 import json
 import math
+import unicodedata
 
 import pytest
 import torch
@@ -47,6 +48,11 @@ def test_exact_match_counts_right_answers():
     assert evaluated(["a b c d e"], ["a b c d e"]).compute() == pytest.approx(
         {"bleu": 100.0, "chrf": 100.0, "exact_match": 1.0}
     )
+
+
+def test_blanks_and_forms_of_unicode_are_no_other_text():
+    references = ["drei ", "vier\t", "fünf\u00a0", unicodedata.normalize("NFD", "fünf"), "a  b"]
+    assert evaluated(["drei", "vier", "fünf", "fünf", "a b"], references).compute()["exact_match"] == 1
 
 
 def test_case_and_tokenizer_are_options():

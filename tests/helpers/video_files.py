@@ -24,20 +24,21 @@ def number_of(frame: np.ndarray) -> int:
 
 def write_video(
     path: Path, num_frames: int = 40, *, size: tuple[int, int] = (48, 64), durations: list[int] | None = None,
-    codec: str = "libx264", pix_fmt: str = "yuv420p", **options: str,
+    rate: int = 30, codec: str = "libx264", pix_fmt: str = "yuv420p", **options: str,
 ) -> Path:  # fmt: skip
     """Write a video of numbered frames through PyAV.
 
     Args:
         size: (height, width).
-        durations: durations of the frames in hundredths of 1/30 s, repeated; None: all equal.
+        durations: durations of the frames in hundredths of 1 / rate, repeated; None: all equal.
         options: options of the codec, such as g="12" (frames between key frames).
     """
     import av
 
-    unit = Fraction(1, 3000)
+    parts = 1 if path.suffix == ".avi" else 100  # AVI's frames are at multiples of its unit
+    unit = Fraction(1, parts * rate)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=30, options={"g": "12", **options})
+        stream = container.add_stream(codec, rate=rate, options={"g": "12", **options})
         stream.height, stream.width, stream.pix_fmt = *size, pix_fmt
         stream.codec_context.time_base = stream.time_base = unit
         pts = 0
@@ -45,7 +46,7 @@ def write_video(
             frame = av.VideoFrame.from_ndarray(numbered_frame(number, *size), format="rgb24")
             frame.pts, frame.time_base = pts, unit
             container.mux(stream.encode(frame))
-            pts += 100 if durations is None else durations[number % len(durations)]
+            pts += parts if durations is None else durations[number % len(durations)]
         container.mux(stream.encode(None))
     return path
 

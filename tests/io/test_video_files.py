@@ -51,6 +51,20 @@ def test_times_follow_a_variable_frame_rate(files, name):
         assert video.times[:4] == pytest.approx([0, 100 / 3000, 130 / 3000, 380 / 3000], abs=6e-4)
 
 
+@pytest.mark.parametrize("name", ["b_frames.avi", "mpeg4.avi", "mpeg4.mp4"])
+def test_the_stated_frame_rate_is_that_of_files_without_times(tmp_path, name):
+    write_video(tmp_path / name, 20, bf="2", codec="mpeg4", rate=10)
+    with open_video(tmp_path / name) as video:
+        assert video.info.frame_rate == pytest.approx(10) and video.info.seconds == pytest.approx(2)
+        assert video.times[:3] == pytest.approx([0, 0.1, 0.2])
+
+
+def test_a_single_frame_lasts_as_long_as_the_file_states(tmp_path):
+    write_video(tmp_path / "a.avi", 1, codec="mpeg4", rate=10)
+    with open_video(tmp_path / "a.avi") as video:
+        assert video.info.seconds == pytest.approx(0.1)
+
+
 def test_frames_can_be_read_backwards_in_separate_calls(files):
     with open_video(files / "key_frames_every_12.mp4") as video:
         assert [number_of(next(video.frames([number]))) for number in (39, 20, 3)] == [39, 20, 3]

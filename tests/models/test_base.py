@@ -386,6 +386,9 @@ def test_a_backbone_without_names_is_an_error():
 
     with pytest.raises(ConfigError, match="backbone Sequential: forward returns a Tensor; expected a dict"):
         check_feature_info(Sequential(nn.Conv2d(3, 4, 2, stride=2)))
+    Sequential.feature_info = {"map": (4, 2)}
+    with pytest.raises(ConfigError, match=r"backbone Sequential: feature_info has \(4, 2\); expected a FeatureInfo"):
+        check_feature_info(Sequential(nn.Conv2d(3, 4, 2, stride=2)))
 
 
 @pytest.mark.parametrize("error", [DataError, ValueError])

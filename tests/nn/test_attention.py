@@ -103,6 +103,12 @@ def test_fully_padded_image_stays_finite_and_does_not_affect_others(pair, dtype)
         close(output[1:], theirs(q[1:], k[1:], v[1:])[0])
 
 
+def test_a_mask_in_place_of_a_bias_is_an_error():
+    x = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ConfigError, match=r"attend: bias is torch.bool; expected float. Of a mask: bias=mask_bias"):
+        attend(x, x, x, torch.zeros(1, 1, 1, 3, dtype=torch.bool))
+
+
 def test_row_with_every_key_masked_attends_everywhere(pair):
     theirs, ours = pair
     mask = torch.zeros(L, S, dtype=torch.bool)

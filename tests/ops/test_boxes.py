@@ -1,7 +1,16 @@
+import pytest
 import torch
 from torchvision import ops as torchvision_ops
 
-from vitkit.ops.boxes import clamp_sizes, cxcywh_to_xyxy, duplicates, generalized_box_iou, scale_boxes, xyxy_to_cxcywh
+from vitkit.ops.boxes import (
+    box_iou,
+    clamp_sizes,
+    cxcywh_to_xyxy,
+    duplicates,
+    generalized_box_iou,
+    scale_boxes,
+    xyxy_to_cxcywh,
+)
 
 
 def random_boxes_xyxy(*shape: int) -> torch.Tensor:
@@ -33,6 +42,13 @@ def test_broadcast_pairs_equal_torchvision():
     giou = generalized_box_iou(a[:, :, None], b[:, None])
     for i in range(3):
         torch.testing.assert_close(giou[i], torchvision_ops.generalized_box_iou(a[i], b[i]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_boxes_in_half_precision_have_finite_areas(dtype):
+    a, b = torch.tensor([[0, 0, 512, 512.0]], dtype=dtype), torch.tensor([[256, 0, 768, 512.0]], dtype=dtype)
+    assert box_iou(a, b).item() == pytest.approx(1 / 3) and box_iou(a, a).item() == 1
+    assert generalized_box_iou(a, b).item() == pytest.approx(1 / 3)
 
 
 def test_giou_of_small_boxes_has_no_epsilon():

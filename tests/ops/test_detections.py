@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from vitkit.ops.detections import best_classes, best_pairs, in_pixels, suppress_duplicates
@@ -35,3 +36,5 @@ def test_boxes_are_scaled_to_each_image():
     (result,) = in_pixels(best_classes(torch.zeros(1, 3, 2), BOXES), [(100, 200)])
     assert list(result) == ["scores", "labels", "boxes_xyxy"]
     torch.testing.assert_close(result["boxes_xyxy"][2], torch.tensor([40.0, 20.0, 60.0, 30.0]))
+    with pytest.raises(ValueError, match="longer"):
+        in_pixels(best_classes(torch.zeros(1, 3, 2), BOXES), [(100, 200)] * 2)

@@ -82,6 +82,23 @@ def test_inputs_are_not_overwritten_by_maps(run):
         predict.main(["run", "--input", "photos", "--device", "cpu", "--out", "photos", "--no-draw"])
 
 
+def test_a_drawing_does_not_overwrite_the_map_of_another_image(run, capsys):
+    make_run(MASKS, "ShapesSegmentation")
+    Path("b_panoptic.png").write_bytes(Path("b.png").read_bytes())
+    inputs = ["run", "--input", "b.png", "b_panoptic.png", "--image-format"]
+    message = "out/b_panoptic.png' would be the drawing of one image and the map of another"
+    assert message in fails(capsys, *inputs, "png")
+    assert len(predictions(*inputs, "jpg")["images"]) == 2
+
+
+def test_the_uncertainty_is_that_of_the_drawn_objects_threshold(run):
+    (image,) = load(run)([Path("b.png")], threshold=0.3)
+    asked = predictions(run, "--input", "b.png", "--threshold", 0.3, "--json-threshold", 0)["images"][0]
+    assert asked["uncertainty"] == pytest.approx(image.uncertainty, abs=1e-4)
+    own = predictions(run, "--input", "b.png")["images"][0]
+    assert asked["uncertainty"] != pytest.approx(own["uncertainty"], abs=1e-4)
+
+
 def test_files_with_the_same_name_do_not_overwrite_each_other(run):
     result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png", "--image-format", "png")
     assert [entry["drawn"] for entry in result["images"]] == ["a.png", "a_2.png"]
@@ -119,6 +136,12 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
     assert video["frames"][1]["seconds"] == pytest.approx(0.2)
     drawn = cv2.VideoCapture(f"out/{video['drawn']}")
     assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
+
+
+def test_frames_of_a_varying_rate_have_their_own_times(run):
+    write_video(Path("varying.mp4"), 4, durations=[100, 300, 500], codec="mpeg4")
+    video = predictions(run, "--input", "varying.mp4", "--no-draw")["videos"][0]
+    assert [frame["seconds"] for frame in video["frames"]] == pytest.approx([0, 1 / 30, 4 / 30, 9 / 30], abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ def check_feature_info(backbone: nn.Module) -> None:
     if place.startswith("vitkit.backbones.") and place != "vitkit.backbones.timm_adapter":
         return  # tests hold it, and an image takes longer than building most of the model
     infos, name = backbone.feature_info, type(backbone).__name__
+    if strange := [info for info in infos.values() if not isinstance(info, FeatureInfo)]:
+        raise ConfigError(f"backbone {name}: feature_info has {strange[0]!r:.99}; expected a FeatureInfo of each map.")
     stride = max(info.stride for info in infos.values())
     height = math.ceil(64 / stride) * stride
     size = height, height + stride

@@ -468,7 +468,7 @@ def _lengths(schedule_state: Mapping[str, Any]) -> list:
     """Return the numbers of steps that a torch schedule, or a sequence of schedules, was built with."""
     if not isinstance(schedule_state, Mapping):
         return [schedule_state]
-    names = ("T_max", "total_iters", "milestones", "warmup_steps")
+    names = ("T_max", "T_0", "total_iters", "total_steps", "step_size", "milestones", "warmup_steps")
     lengths = [schedule_state[name] for name in names if name in schedule_state]
     inner = schedule_state.get("_schedulers")
     return lengths + [_lengths(state) for state in inner] if isinstance(inner, list) else lengths

@@ -21,24 +21,26 @@ _CRITERION = "See class Criterion in vitkit/protocols/criterion.py."
 
 
 def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) -> None:
-    """Check the first sample of a dataset; datasets with a `collate` of their own have samples of any form.
+    """Check the first two samples of a dataset; datasets with a `collate` of their own have samples of any form.
 
     Args:
         key: the dataset's config key.
         needs_targets: the fields that every target must have.
     Raises:
-        DataError: the sample cannot be loaded, or does not have the form of `Sample`.
+        DataError: a sample cannot be loaded, or does not have the form of `Sample`.
     """
-    indices = dataset.training_indices()
-    if dataset.collate is not None or len(indices) == 0:
-        return
-    name = f"{key}: dataset {type(dataset).__name__}"
+    if dataset.collate is None:
+        for index in dataset.training_indices()[:2]:
+            _check_sample(dataset, int(index), f"{key}: dataset {type(dataset).__name__}", needs_targets)
+
+
+def _check_sample(dataset: Dataset, index: int, name: str, needs_targets: Sequence[str]) -> None:
     try:
-        sample = dataset[int(indices[0]), 0]
+        sample = dataset[index, 0]
     except (TypeError, IndexError, KeyError) as error:
         # What a dataset raises that takes (index, seed) for an index; an error of its own is named as well.
         raise DataError(
-            f"{name}[{int(indices[0])}, 0] raises {_describe(error)}. Samples are loaded by (index, seed). {_DATASET}"
+            f"{name}[{index}, 0] raises {_describe(error)}. Samples are loaded by (index, seed). {_DATASET}"
         ) from error
     if not isinstance(sample, Mapping) or not {"image", "target"} <= sample.keys():
         got = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
@@ -48,11 +50,24 @@ def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) ->
     missing = [field for field in needs_targets if field not in target]
     if missing:
         raise DataError(f"{name}: its targets have {_list(target)}, but not {_list(missing)}. {_DATASET}")
+    ids = dataset.image_ids
+    if ids is not None and "image_id" in target and target["image_id"] != ids[index]:
+        got = f"sample {index} has image_id {target['image_id']!r}, and is {ids[index]!r} in its image_ids"
+        raise DataError(f"{name}: {got}; predictions would be compared with another image's objects. {_DATASET}")
     boxes = target.get("boxes_cxcywh")
-    if boxes is not None and boxes.numel() and not 0 <= boxes.min() <= boxes.max() <= 1.001:
+    if boxes is None or not boxes.numel():
+        return
+    if not 0 <= boxes.min() <= boxes.max() <= 1.001:
         raise DataError(
             f"{name}: target has boxes_cxcywh from {boxes.min():.4g} to {boxes.max():.4g}; expected center, width and "
             f"height in 0..1 of the image. {_DATASET}"
+        )
+    centers, sides = boxes.reshape(-1, 4).split(2, dim=-1)
+    corners = torch.cat([centers - sides / 2, centers + sides / 2])
+    if not -0.001 <= corners.min() <= corners.max() <= 1.001:
+        raise DataError(
+            f"{name}: target has boxes_cxcywh whose sides are at {corners.min():.4g} to {corners.max():.4g} of the "
+            f"image; expected 0..1. Are they x1 y1 x2 y2? Expected center, width and height. {_DATASET}"
         )
 
 

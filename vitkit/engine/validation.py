@@ -18,10 +18,10 @@ from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.engine.contracts import check_sample, missing_part_error
 from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.run import TrainRun
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
 from vitkit.logging import print_line
 from vitkit.protocols.evaluator import Evaluator
-from vitkit.registry import EVALUATORS, Spec
+from vitkit.registry import EVALUATORS, Spec, nearest
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 
 logger = logging.getLogger("vitkit")
@@ -51,9 +51,17 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     # A user's own is tried to its end; COCO's metrics would take seconds for a large dataset.
     is_own = not type(evaluator).__module__.startswith("vitkit.")
     try:
-        _evaluate(run, run.model, list(islice(loader, 1)), evaluator, on_batch=sizes.add, compute=is_own)
+        metrics = _evaluate(run, run.model, list(islice(loader, 1)), evaluator, on_batch=sizes.add, compute=is_own)
     except (KeyError, AttributeError) as error:
         raise missing_part_error(error) from error
+    if is_own and is_main():
+        if not isinstance(table := evaluator.table(), str):
+            raise ConfigError(f"evaluator {type(evaluator).__name__}.table: returns {table!r:.100}; expected a text.")
+        if metric is not None and metric not in metrics and not metric.startswith("train_"):
+            logger.warning(
+                f"train.best_metric={metric}: not among the metrics of the first batch; if it stays so, there will be "
+                f"no best.pth. {nearest(metric, metrics)}"
+            )
     if line := sizes.line(f"validation {loader.dataset.noun} (first batch)"):
         print_line(line)
     set_rng_state(state)

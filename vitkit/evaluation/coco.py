@@ -154,6 +154,11 @@ class CocoEvaluator(SampleEvaluator):
             unknown = {*np.asarray(listed).tolist(), *(entry[field] for entry in truth["annotations"])} - ids
             if unknown:
                 raise DataError(f"{name} does not list {field} {next(iter(unknown))!r} of the dataset. {_SEE_TRUTH}")
+        names = {category["id"]: category["name"] for category in truth["categories"]}
+        for category_id, own in zip(self.dataset.category_ids, self.dataset.classes):
+            if names[int(category_id)] != own:
+                what = f"calls category {category_id} {names[int(category_id)]!r}, its classes call it {own!r}"
+                raise DataError(f"{name} {what}. {_SEE_TRUTH}")
 
     def names_of(self, iou_type: str) -> tuple[str, ...]:
         """Return the names of COCO's metrics of boxes, masks or keypoints."""

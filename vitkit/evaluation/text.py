@@ -19,6 +19,7 @@ from vitkit.io.coco_schema import raise_issues, sentence_issues
 from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
+from vitkit.text.vocabulary import normalize_text
 
 logger = logging.getLogger("vitkit")
 _NUM_EXAMPLES = 3
@@ -58,7 +59,8 @@ class TextEvaluator(SampleEvaluator):
     short.
 
     Texts are compared as they are, cased and not tokenized: sacrebleu tokenizes both sides itself, and its signature,
-    at the end of the table, says how. Every sentence of the dataset counts once.
+    at the end of the table, says how. Only whether a text equals a reference does not depend on its blanks, nor on how
+    Unicode composes its characters, which vocabularies make one. Every sentence of the dataset counts once.
 
     Args:
         dataset: the evaluated dataset.
@@ -138,9 +140,11 @@ class TextEvaluator(SampleEvaluator):
         return self._corpus_metrics[name].corpus_score(texts, _references_by_number(sentences)).score
 
     def _is_exact(self, sentence: _StoredText) -> bool:
+        # What a vocabulary writes has single blanks: a blank at the end of a reference is no other text.
+        text, *references = (normalize_text(each) for each in (sentence.text, *sentence.references))
         if self.lowercase:
-            return sentence.text.lower() in map(str.lower, sentence.references)
-        return sentence.text in sentence.references
+            return text.lower() in map(str.lower, references)
+        return text in references
 
     def by_length(self) -> list[LengthGroup]:
         """Return the first metric for sentences of 1 to 5 words, 6 to 10, … (Bahdanau et al. 2015, figure 2)."""

@@ -172,7 +172,7 @@ class VideoFile:
         """The number of frames, the duration and the size, for which the first frame is decoded."""
         height, width = next(self.frames([0])).shape[:2]
         intervals = np.diff(self.times)
-        last = float(np.median(intervals)) if len(intervals) else 1 / ASSUMED_FRAME_RATE
+        last = float(np.median(intervals)) if len(intervals) else float(self._interval)
         return VideoInfo(len(self.times), float(self.times[-1]) + last, height, width)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
@@ -227,7 +227,8 @@ class VideoFile:
         self._shown = np.sort(np.array(shown, np.int64))
         keys = [pts for pts, is_key, _ in packets if is_key] if self._has_times else []
         self._keys = np.sort(np.array(keys or self._pts[:1], np.int64))
-        unit = self._stream.time_base if self._has_times else Fraction(1, ASSUMED_FRAME_RATE)
+        self._interval = 1 / (self._stream.average_rate or Fraction(ASSUMED_FRAME_RATE))
+        unit = self._stream.time_base if self._has_times else self._interval
         self.times = (self._shown - self._shown[0]) * float(unit)
         self._next_packet = len(packets)
 

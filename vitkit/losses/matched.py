@@ -165,6 +165,8 @@ class MatchedCriterion(Criterion):
         Args:
             settings: further arguments of the matcher.
         """
+        if len(targets) != len(outputs["pred_logits"]):
+            raise ValueError(f"got {len(targets)} targets of {len(outputs['pred_logits'])} images; expected one each")
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         all_sets = collect_sets(outputs, targets)
         # In one call of the matcher, the costs of all sets take a single transfer from the device.

@@ -33,6 +33,8 @@ def attend(
     Returns:
         (B, heads, L, d_v).
     """
+    if bias is not None and not bias.is_floating_point():
+        raise ConfigError(f"attend: bias is {bias.dtype}; expected float. Of a mask: bias=mask_bias(masked).")
     if _recorder is None:
         return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout_p, scale=scale)
     output, weights = attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)

@@ -73,7 +73,7 @@ def duplicates(boxes_xyxy: Tensor, labels: Tensor, *, iou: float) -> Tensor:
 
 
 def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
-    """Return the logits of numbers in 0..1, finite because x and 1 - x are clamped to at least `eps`."""
+    """Return the logits of float32 numbers in 0..1, finite because x and 1 - x are clamped to at least `eps`."""
     x = x.clamp(0, 1)
     return (x.clamp(min=eps) / (1 - x).clamp(min=eps)).log()
 
@@ -101,9 +101,9 @@ def _intersection_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return intersection, _area(a[..., :2], a[..., 2:]) + _area(b[..., :2], b[..., 2:]) - intersection
 
 
-def _area(top_left: Tensor, bottom_right: Tensor) -> Tensor:
-    width, height = (bottom_right - top_left).clamp(min=0).unbind(-1)
-    return width * height
+def _area(low: Tensor, high: Tensor) -> Tensor:
+    width, height = (high - low).clamp(min=0).to(torch.promote_types(low.dtype, torch.float32)).unbind(-1)
+    return width * height  # which would be infinite above 65,504 in float16
 
 
 def _divide(part: Tensor, area: Tensor) -> Tensor:

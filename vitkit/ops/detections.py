@@ -88,8 +88,8 @@ def join_detections(parts: Iterable[BatchDetections]) -> BatchDetections:
 def in_pixels(detections: BatchDetections, image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
     """Return the detections of each image, with boxes in pixels of the original image, (height, width)."""
     scores, labels, boxes_xyxy, _ = detections
-    boxes_xyxy = scale_boxes(boxes_xyxy, image_sizes)
-    return [Detections(scores=s, labels=l, boxes_xyxy=b) for s, l, b in zip(scores, labels, boxes_xyxy)]
+    of_images = zip(scores, labels, scale_boxes(boxes_xyxy, image_sizes), image_sizes, strict=True)
+    return [Detections(scores=s, labels=l, boxes_xyxy=b) for s, l, b, _ in of_images]
 
 
 def _gather_boxes(boxes: Tensor, indices: Tensor) -> Tensor:

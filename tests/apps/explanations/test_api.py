@@ -94,6 +94,7 @@ def test_loaded_model_is_explained_in_an_array(image, unsaved):
     ("options", "message"),
     [
         ({}, "nothing to explain: give an image, a text, a video, a folder of images, or dataset"),
+        ({"weights": "photo.png"}, "nothing to explain: 'photo.png', the second argument, is the model's weights"),
         ({"text": "a", "video": "b"}, "text, video: a text or a video is explained by itself"),
         ({"image": "b", "frame": 0}, "frame: applies only to video"),
         ({"dataset": True, "html": True}, "html: applies only to image or text or video"),

@@ -1,6 +1,7 @@
 """The methods of a prediction: its objects, other libraries' formats, images."""
 
 import io
+import re
 import sys
 
 import numpy as np
@@ -79,6 +80,11 @@ def test_wrong_scores_by_class_name_are_named():
 def test_scores_by_class_name_apply_to_panoptic_segments():
     assert panoptic().filter(score={"sea": 0.6}).names == ["sky"]
     assert panoptic().filter(score={"sea": 0.4, "*": 0.95}).names == ["sea"]
+    assert [s["class"] for s in panoptic().to_json(score_threshold={"sea": 0.6})["segments"]] == ["sky"]
+
+
+def test_classes_may_come_one_by_one():
+    assert detection().filter(iter(["cat"])).names == detection().filter(["cat"]).names == ["cat"]
 
 
 @pytest.mark.parametrize("task", ["detection", "instance"])
@@ -108,6 +114,15 @@ def test_a_text_or_a_score_in_place_of_names_is_an_error():
         load("shapes_dino", classes="a,b")
     with pytest.raises(ConfigError, match="overrides: got the text 'data.num_workers=0'"):
         load("shapes_dino", overrides="data.num_workers=0")
+    for classes, message in (
+        (["star", "star"], "classes: 'star' is listed twice. Name each once."),
+        ([0, 1], "classes: has 0; expected a list of texts."),
+        ([], "classes: is empty; expected at least one name."),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load("shapes_dino", classes=classes)
+    with pytest.raises(ConfigError, match="filter: the model has no class 3."):
+        detection().filter([3])
 
 
 def test_filter_sets_other_panoptic_segments_to_void():

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vitkit
@@ -104,20 +105,40 @@ def test_values_and_dotted_keys_override_a_loaded_config(tiny):
     assert saved["train"]["epochs"] == 1 and config["optimizer"]["type"] == "AdamW"
 
 
-def test_dicts_by_names_are_overrides(tiny, monkeypatch):
-    class Resolved(Exception):
-        pass
+class Resolved(Exception):
+    """Raised in place of training, with the config."""
+
+
+@pytest.fixture
+def resolved(monkeypatch):
+    """Return a function that returns the config that a call would train."""
 
     def run_training(config, *args, **others):
         raise Resolved(config)
 
+    def resolve(*args, **overrides):
+        with pytest.raises(Resolved) as error:
+            vitkit.train(*args, device="cpu", **overrides)
+        return error.value.args[0]
+
     monkeypatch.setattr("vitkit.apps.training.api.run_training", run_training)
+    return resolve
+
+
+def test_dicts_by_names_are_overrides(tiny, resolved):
     by_class, by_part = {"circle": 2.0, "square": 3.0}, {"head.decoder.": 0.5, "neck": 2.0}
-    with pytest.raises(Resolved) as resolved:
-        vitkit.train(tiny, device="cpu", criterion=dict(class_weights=by_class), optimizer=dict(lr_multipliers=by_part))
-    (config,) = resolved.value.args
+    config = resolved(tiny, criterion=dict(class_weights=by_class), optimizer=dict(lr_multipliers=by_part))
     assert config["criterion"]["class_weights"] == by_class and config["optimizer"]["lr_multipliers"] == by_part
     assert config["criterion"]["weights"] == vitkit.load_config(tiny)["criterion"]["weights"]
+
+
+def test_paths_and_numbers_of_numpy_are_values(tiny, resolved):
+    config = vitkit.load_config(tiny)
+    config["data"]["root"] = Path("a folder")
+    numbers = dict(lr=np.float64(0.5), lr_multipliers=dict(neck=np.float32(0.25)))
+    config = resolved(config, optimizer=numbers, train=dict(epochs=np.int64(3)))
+    assert config["data"]["root"] == "a folder" and config["train"]["epochs"] == 3
+    assert config["optimizer"]["lr"] == 0.5 and config["optimizer"]["lr_multipliers"] == dict(neck=0.25)
 
 
 def test_training_starts_from_weights_or_resumes_a_run(tiny):
@@ -151,6 +172,8 @@ def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
         ({"config": "quickstart/detrr"}, "Did you mean 'quickstart/detr'"),
         ({"config": "tiny.py", "train": {"epoch": 2}}, "train.epoch: unknown key 'epoch'. Did you mean 'epochs'"),
         ({"config": "tiny.py", "train": {"epochs": "two"}}, "train.epochs"),
+        ({"config": dict}, "config: got the function <class 'dict'>; expected what it returns"),
+        ({"config": {"model": {"type": dict}}}, "config: has a type, <class 'dict'>; expected numbers, texts, lists"),
     ],
 )
 def test_wrong_arguments_are_helpful_errors(tiny, arguments, message):

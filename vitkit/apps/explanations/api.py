@@ -157,7 +157,7 @@ def explain(
     given = dict(text=sought, points=points or None, frame=frame, queries=queries or None, threshold=threshold)
     given |= dict(encoder_layer=encoder_layer, decoder_layer=decoder_layer, html=html or None, words=words or None)
     given |= dict(size=size, compare=compare or None, max_images=max_images)
-    options = _check_inputs(_names(inputs), _names(given))
+    options = _check_inputs(_names(inputs), _names(given), weights)
     _check_values(max_images, out)
     subject = _find_subject(model, weights, dataset=dataset, overrides=overrides, trust=trust, device=device)
     result = Explanation(make_new_folder(Path("runs/explain")) if out is None else Path(out))
@@ -241,12 +241,15 @@ def _names(values: Mapping[str, Any]) -> list[str]:
     return [name for name, value in values.items() if value is not None]
 
 
-def _check_inputs(inputs: Sequence[str], options: Sequence[str]) -> list[str]:
+def _check_inputs(inputs: Sequence[str], options: Sequence[str], weights: str | Path | None) -> list[str]:
     """Return the options if all apply to one of the inputs.
 
     Raises:
         ConfigError: there is no input, or an option or another input does not go with it.
     """
+    if not inputs and weights is not None:
+        what = f"'{weights}', the second argument, is the model's weights"
+        raise ConfigError(f"nothing to explain: {what}. Name what to explain: image=, text=, video= or images=.")
     if not inputs:
         raise ConfigError("nothing to explain: give an image, a text, a video, a folder of images, or dataset.")
     if len(inputs) > 1 and {"text", "video"} & set(inputs):

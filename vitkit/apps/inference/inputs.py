@@ -263,6 +263,8 @@ class FrameStream(NamedTuple):
     """Frames per second of the source."""
     num_frames: int | None
     """Number of frames that will be yielded; None for a camera or a stream."""
+    times: np.ndarray | None = None
+    """When each frame of a file is shown, in seconds: rates may vary. None for a camera or a stream."""
 
 
 @contextmanager
@@ -289,7 +291,7 @@ def open_frames(
         with open_video(source, what) as video:
             numbers = range(0, len(video.times), every)[start:]
             frames = zip(map(str, numbers), video.frames(numbers))
-            yield FrameStream(frames, video.info.frame_rate, len(numbers))
+            yield FrameStream(frames, video.info.frame_rate, len(numbers), video.times)
         return
     with quiet_opencv():
         camera = cv2.VideoCapture(source)

@@ -92,10 +92,12 @@ class TextContinuer(LanguageModel):
             size = batch_size if min(rooms) >= settings.max_length else 1
             for start in range(0, len(texts), size):
                 rows = slice(start, start + size)
+                longest = min(settings.max_length, *rooms[rows])
                 batch_settings = replace(
                     settings,
                     seed=settings.seed + (number + start) * settings.n_best,  # each text samples with its own seeds
-                    max_length=min(settings.max_length, *rooms[rows]),
+                    max_length=longest,
+                    min_length=min(settings.min_length, max(0, longest - 1)),
                 )
                 yield from self._continue(texts[rows], encoded[rows], batch_settings)
             number += len(texts)

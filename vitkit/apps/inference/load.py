@@ -1,5 +1,6 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from os.path import isfile
@@ -479,7 +480,15 @@ def check_not_exported(loaded: Loaded, what: str) -> None:
 
 
 def _check_lists(**values: Sequence[str] | None) -> None:
-    """Raise a ConfigError if a text is in place of a list of texts: its letters would be these."""
+    """Raise a ConfigError if a text is in place of a list of texts, whose letters would be these, or the list has other
+    values or a class twice."""
     for name, value in values.items():
         if isinstance(value, str):
             raise ConfigError(f"{name}: got the text {value!r}; expected a list of texts, such as {value.split(',')}.")
+        if strange := [each for each in value or () if not isinstance(each, str)]:
+            raise ConfigError(f"{name}: has {strange[0]!r}; expected a list of texts.")
+    classes = values.get("classes")
+    if classes is not None and not len(classes):
+        raise ConfigError("classes: is empty; expected at least one name.")
+    if repeated := [name for name, count in Counter(classes or ()).items() if count > 1]:
+        raise ConfigError(f"classes: {repeated[0]!r} is listed twice. Name each once.")

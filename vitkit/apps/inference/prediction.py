@@ -179,10 +179,10 @@ class Prediction:
             raise ConfigError(f"filter: classes is {classes}; expected names. Of scores: filter(score={classes}).")
         if score is not None:
             thresholds = make_threshold(score, self.classes, thresholds)
-        wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
+        wanted = [classes] if isinstance(classes, str) else list(self.classes if classes is None else classes)
         for name in wanted:
             if name not in self.classes:
-                raise ConfigError(f"filter: the model has no class {name!r}. {nearest(name, self.classes)}")
+                raise ConfigError(f"filter: the model has no class {name!r}. {nearest(str(name), self.classes)}")
         labels = torch.tensor([self.classes.index(name) for name in wanted], dtype=torch.int64)
         if "scores" in fields:
             kept = torch.isin(fields["labels"], labels)
@@ -376,17 +376,17 @@ class Prediction:
         """
         height, width = self.image.shape[:2]
         result: dict[str, Any] = {"image": self.name, "width": width, "height": height}
+        chosen = self._from(score_threshold)
         if "scores" in self.fields:
-            chosen = self._from(score_threshold)
             result["objects"] = chosen._json_objects()
             result["uncertainty"] = self.uncertainty
             result["threshold"] = {"score": chosen.thresholds.overall, "origin": chosen.thresholds.origin}
         if "panoptic" in self.fields:
-            ids, pixels = count_values(self.fields["panoptic"].numpy())
+            ids, pixels = count_values(chosen.fields["panoptic"].numpy())
             area = dict(zip(ids.tolist(), pixels.tolist()))
             result["segments"] = [
                 {"id": s["id"], "class": self.classes[s["label"]], "score": s["score"], "area": area.get(s["id"], 0)}
-                for s in self.segments
+                for s in chosen.segments
             ]
         if "semantic" in self.fields:
             labels, pixels = count_values(self.fields["semantic"].numpy())

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,10 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, is_live, open_frames
+from vitkit.apps.inference.inputs import (
+    FrameStream,
+    Named,
+    find_files,
+    group_frame_folders,
+    is_camera,
+    is_live,
+    open_frames,
+)
 from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard, states_of
 from vitkit.apps.inference.labels import write_labels
-from vitkit.apps.inference.prediction import Prediction, Threshold
+from vitkit.apps.inference.prediction import Prediction, Threshold, make_threshold
 from vitkit.apps.inference.predictor import OnFailure, Predictor, failure_line
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
@@ -381,6 +390,11 @@ def check_earlier_stay(predictor: Predictor, images: Named, videos: Named, outpu
     """
     files = files_to_write(predictor, images, videos, output)
     written = [output.folder / file for file in (RESULTS_NAME, *files["drawing"], *files["a map"])]
+    if repeated := [file for file, count in Counter(written).items() if count > 1]:
+        raise DataError(
+            f"--out {output.folder}: '{repeated[0]}' would be the drawing of one image and the map of another. Rename "
+            "one of them, or draw in another format (--image-format)."
+        )
     existing = next((file for file in written if os.path.lexists(file)), None)
     if existing is not None and not (output.overwrite or output.resume):
         raise DataError(
@@ -457,6 +471,15 @@ def note_empty(
         yield prediction
 
 
+def entry_of(prediction: Prediction, output: Output) -> dict[str, Any]:
+    """Return an entry of the JSON, with the uncertainty at the threshold of what is drawn."""
+    entry = prediction.to_json(score_threshold=output.json_threshold)
+    if "uncertainty" in entry and output.threshold is not None:
+        thresholds = make_threshold(output.threshold, prediction.classes, prediction.thresholds)
+        entry["uncertainty"] = replace(prediction, thresholds=thresholds).uncertainty
+    return entry
+
+
 def write_image(
     prediction: Prediction, names: Mapping[str, str], output: Output
 ) -> tuple[str, dict[str, Any] | Exception]:
@@ -464,7 +487,7 @@ def write_image(
     name = names[prediction.name]
     file = f"{name}.{output.image_format}"
     try:
-        result = prediction.to_json(score_threshold=output.json_threshold)
+        result = entry_of(prediction, output)
         if output.draw:
             form = "JPEG" if output.image_format == "jpg" else "PNG"
             drawn = prediction.encode(form, task=output.task, score_threshold=output.threshold)
@@ -538,7 +561,7 @@ def predict_frames(
         )
         frames = _open_lines(output.folder / frames_file, output.folder, start)
         try:
-            for frame, drawn in map_ahead(partial(draw_frame, rate=stream.rate, output=output), predictions):
+            for frame, drawn in map_ahead(partial(draw_frame, stream=stream, output=output), predictions):
                 if drawn is not None:
                     writer = writer or VideoWriter(
                         output.folder / drawn_file, drawn, stream.rate / output.every, start=start
@@ -618,15 +641,16 @@ def predict_clips(predictor: Predictor, path: Path, name: str, output: Output) -
     return entry | {"drawn": f"{Path(name).as_posix()}.png"}
 
 
-def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dict[str, Any], np.ndarray | None]:
+def draw_frame(prediction: Prediction, stream: FrameStream, output: Output) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return a frame's entry of the JSON, and the frame with its predictions drawn; None if nothing is drawn."""
-    entry = prediction.to_json(score_threshold=output.json_threshold)
+    entry = entry_of(prediction, output)
     del entry["image"]
     number = int(prediction.name)
     drawn = None
     if output.draw:  # best boxes of frames that show nothing would flicker
         drawn = prediction.draw(task=output.task, score_threshold=output.threshold, best=False)
-    return {"frame": number, "seconds": number / rate, **entry}, drawn
+    seconds = number / stream.rate if stream.times is None else float(stream.times[number])
+    return {"frame": number, "seconds": seconds, **entry}, drawn
 
 
 def make_new_folder(path: Path) -> Path:

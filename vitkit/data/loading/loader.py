@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -195,6 +195,8 @@ class _BatchedDataset:
             samples = [self._sample(index, errors) for index in request.samples]
             if self.augment is not None:
                 samples = self.augment(samples, request.epoch, request.number)
+            if self.dataset.collate is None:
+                check_batch(samples)
             if self.prompt is not None:
                 return collate_prompted(self.prompt, samples, [seed for _, seed in request.samples]), errors
         except VitkitError as error:
@@ -280,3 +282,23 @@ def lost_worker(error: BaseException) -> bool:
     reasons = ("killed by signal", "exited unexpectedly")
     text = str(error)
     return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)
+
+
+def check_batch(samples: Sequence[Sample]) -> None:
+    """Check what would otherwise be converted, or fail in a loss without a name.
+
+    Raises:
+        DataError: images differ in their type or channels, or a target's labels do not go with its boxes.
+    """
+    first = samples[0]["image"]
+    for sample in samples:
+        image, target = sample["image"], sample["target"]
+        name = f"image {target.get('image_id')!r}"
+        if image.dtype != first.dtype or (image.ndim == 3 and len(image) != len(first)):
+            got, other = (f"{tuple(each.shape)} {each.dtype}" for each in (image, first))
+            raise DataError(f"{name}: is {got}, and {other} is in its batch; expected the same type and channels.")
+        labels, boxes = target.get("labels"), target.get("boxes_cxcywh")
+        if labels is None or boxes is None or (labels.dtype == torch.int64 and boxes.shape == (*labels.shape, 4)):
+            continue
+        got = f"labels {labels.dtype} {tuple(labels.shape)} and boxes_cxcywh {tuple(boxes.shape)}"
+        raise DataError(f"{name}: its target has {got}; expected int64 (N,) and (N, 4), also if N is 0.")

@@ -217,7 +217,7 @@ def match_classes(train: Dataset, val: Dataset) -> None:
 
 
 def check_same_classes(train: Dataset, val: Dataset) -> None:
-    """Raise a DataError unless two datasets have the same classes, under the same ids where both have ids."""
+    """Raise a DataError unless two datasets have the same classes in one order, and with the same ids if both have."""
     have_ids = train.category_ids is not None and val.category_ids is not None
     train_names, val_names = (
         dict(zip(dataset.category_ids, dataset.classes) if have_ids else enumerate(dataset.classes))
@@ -230,4 +230,10 @@ def check_same_classes(train: Dataset, val: Dataset) -> None:
             f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. data.val "
             "may lack classes of data.train, but not have others: add images of them to data.train, or name the "
             "classes to use, data.classes=[…]."
+        )
+    if list(train.classes) != list(val.classes):
+        raise DataError(
+            f"data.val, {type(val).__name__}, lists the classes of data.train in another order: "
+            f"{', '.join(val.classes)[:200]} in place of {', '.join(train.classes)[:200]}. Labels are numbers in this "
+            "order: use one order, or give the dataset `use_classes` (vitkit/protocols/dataset.py)."
         )
