@@ -1,5 +1,6 @@
 """Checks, before the first epoch, that the parts that a config names provide what a run needs."""
 
+import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -15,6 +16,7 @@ from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.protocols.model import child
 
+logger = logging.getLogger("vitkit")
 _DATASET = "See class Dataset in vitkit/protocols/dataset.py, and Sample in vitkit/structures.py."
 _EVALUATOR = "See class Evaluator in vitkit/protocols/evaluator.py."
 _CRITERION = "See class Criterion in vitkit/protocols/criterion.py."
@@ -50,8 +52,8 @@ def _check_sample(dataset: Dataset, index: int, name: str, needs_targets: Sequen
     missing = [field for field in needs_targets if field not in target]
     if missing:
         raise DataError(f"{name}: its targets have {_list(target)}, but not {_list(missing)}. {_DATASET}")
-    ids = dataset.image_ids
-    if ids is not None and "image_id" in target and target["image_id"] != ids[index]:
+    ids = dataset.image_ids if "image_id" in needs_targets else None  # only what is evaluated is found by it
+    if ids is not None and index < len(ids) and str(ids[index]) != str(_number_of(target["image_id"])):
         got = f"sample {index} has image_id {target['image_id']!r}, and is {ids[index]!r} in its image_ids"
         raise DataError(f"{name}: {got}; predictions would be compared with another image's objects. {_DATASET}")
     boxes = target.get("boxes_cxcywh")
@@ -62,13 +64,17 @@ def _check_sample(dataset: Dataset, index: int, name: str, needs_targets: Sequen
             f"{name}: target has boxes_cxcywh from {boxes.min():.4g} to {boxes.max():.4g}; expected center, width and "
             f"height in 0..1 of the image. {_DATASET}"
         )
-    centers, sides = boxes.reshape(-1, 4).split(2, dim=-1)
-    corners = torch.cat([centers - sides / 2, centers + sides / 2])
-    if not -0.001 <= corners.min() <= corners.max() <= 1.001:
-        raise DataError(
-            f"{name}: target has boxes_cxcywh whose sides are at {corners.min():.4g} to {corners.max():.4g} of the "
-            f"image; expected 0..1. Are they x1 y1 x2 y2? Expected center, width and height. {_DATASET}"
+    (x, y), (width, height) = (part.unbind(-1) for part in boxes.reshape(-1, 4).split(2, dim=-1))
+    leaves = torch.stack([x - width / 2, y - height / 2, 1 - x - width / 2, 1 - y - height / 2]).min() < -0.05
+    if leaves and ((width > x) & (height > y)).all():
+        logger.warning(
+            f"{name}: the boxes_cxcywh of sample {index} leave its image, and would be boxes within it as x1 y1 x2 y2. "
+            "Expected are center, width and height."
         )
+
+
+def _number_of(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _check_image(image: Any, name: str) -> None:

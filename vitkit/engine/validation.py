@@ -52,16 +52,16 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     is_own = not type(evaluator).__module__.startswith("vitkit.")
     try:
         metrics = _evaluate(run, run.model, list(islice(loader, 1)), evaluator, on_batch=sizes.add, compute=is_own)
+        table = evaluator.table() if is_own else ""
     except (KeyError, AttributeError) as error:
         raise missing_part_error(error) from error
-    if is_own and is_main():
-        if not isinstance(table := evaluator.table(), str):
-            raise ConfigError(f"evaluator {type(evaluator).__name__}.table: returns {table!r:.100}; expected a text.")
-        if metric is not None and metric not in metrics and not metric.startswith("train_"):
-            logger.warning(
-                f"train.best_metric={metric}: not among the metrics of the first batch; if it stays so, there will be "
-                f"no best.pth. {nearest(metric, metrics)}"
-            )
+    if not isinstance(table, str):
+        raise ConfigError(f"evaluator {type(evaluator).__name__}.table: returns {table!r:.100}; expected a text.")
+    if is_own and is_main() and metric is not None and metric not in metrics and not metric.startswith("train_"):
+        logger.warning(
+            f"train.best_metric={metric}: not among the metrics of the first batch; if it stays so, there will be no "
+            f"best.pth. {nearest(metric, metrics)}"
+        )
     if line := sizes.line(f"validation {loader.dataset.noun} (first batch)"):
         print_line(line)
     set_rng_state(state)

@@ -155,9 +155,10 @@ class CocoEvaluator(SampleEvaluator):
             if unknown:
                 raise DataError(f"{name} does not list {field} {next(iter(unknown))!r} of the dataset. {_SEE_TRUTH}")
         names = {category["id"]: category["name"] for category in truth["categories"]}
-        for category_id, own in zip(self.dataset.category_ids, self.dataset.classes):
-            if names[int(category_id)] != own:
-                what = f"calls category {category_id} {names[int(category_id)]!r}, its classes call it {own!r}"
+        for category_id, class_name in zip(self.dataset.category_ids, self.dataset.classes):
+            named = names[int(category_id)]
+            if named != class_name and named in self.dataset.classes:
+                what = f"calls category {category_id} {named!r}, its classes call it {class_name!r}"
                 raise DataError(f"{name} {what}. {_SEE_TRUTH}")
 
     def names_of(self, iou_type: str) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ class TextEvaluator(SampleEvaluator):
     short.
 
     Texts are compared as they are, cased and not tokenized: sacrebleu tokenizes both sides itself, and its signature,
-    at the end of the table, says how. Only whether a text equals a reference does not depend on its blanks, nor on how
-    Unicode composes its characters, which vocabularies make one. Every sentence of the dataset counts once.
+    at the end of the table, says how. A text equals a reference if it does so with single blanks and composed
+    characters (Unicode's NFC), in which vocabularies write. Every sentence of the dataset counts once.
 
     Args:
         dataset: the evaluated dataset.

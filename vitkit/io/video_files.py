@@ -28,7 +28,7 @@ FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpeg", "mpegts", "mpegvideo
 """FFmpeg's names of the formats that are read, regardless of file extensions. The formats left out include playlists,
 which make FFmpeg open other files, or the network."""
 ASSUMED_FRAME_RATE = 30
-"""Frames per second of folders of frames, and of files that do not state when a frame is shown."""
+"""Frames per second of folders of frames, and of files that state neither when a frame is shown nor a rate."""
 _NEAR = 50
 """Distance in packets up to which packets are skipped by reading rather than by seeking."""
 

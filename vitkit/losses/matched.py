@@ -164,6 +164,8 @@ class MatchedCriterion(Criterion):
 
         Args:
             settings: further arguments of the matcher.
+        Raises:
+            ValueError: there are more or fewer targets than images.
         """
         if len(targets) != len(outputs["pred_logits"]):
             raise ValueError(f"got {len(targets)} targets of {len(outputs['pred_logits'])} images; expected one each")

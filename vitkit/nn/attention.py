@@ -27,7 +27,7 @@ def attend(
         q: (B, heads, L, d).
         k: (B, heads, S, d).
         v: (B, heads, S, d_v).
-        bias: float, added to the scores; broadcastable to (B, heads, L, S). See `padding_bias`.
+        bias: float, added to the scores; broadcastable to (B, heads, L, S). A mask is an error, see `mask_bias`.
         dropout_p: fraction of the weights to drop; the caller passes 0 in evaluation.
         scale: factor on the scores; None: 1 / sqrt(d).
     Returns:

@@ -172,7 +172,7 @@ def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
         ({"config": "quickstart/detrr"}, "Did you mean 'quickstart/detr'"),
         ({"config": "tiny.py", "train": {"epoch": 2}}, "train.epoch: unknown key 'epoch'. Did you mean 'epochs'"),
         ({"config": "tiny.py", "train": {"epochs": "two"}}, "train.epochs"),
-        ({"config": dict}, "config: got the function <class 'dict'>; expected what it returns"),
+        ({"config": dict}, "config: got the function or class <class 'dict'>; expected what it returns"),
         ({"config": {"model": {"type": dict}}}, "config: has a type, <class 'dict'>; expected numbers, texts, lists"),
     ],
 )

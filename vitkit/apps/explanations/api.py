@@ -249,7 +249,7 @@ def _check_inputs(inputs: Sequence[str], options: Sequence[str], weights: str | 
     """
     if not inputs and weights is not None:
         what = f"'{weights}', the second argument, is the model's weights"
-        raise ConfigError(f"nothing to explain: {what}. Name what to explain: image=, text=, video= or images=.")
+        raise ConfigError(f"nothing to explain: {what}. Name what to explain, such as image=PHOTO.")
     if not inputs:
         raise ConfigError("nothing to explain: give an image, a text, a video, a folder of images, or dataset.")
     if len(inputs) > 1 and {"text", "video"} & set(inputs):

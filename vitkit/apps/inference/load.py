@@ -1,7 +1,7 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from os.path import isfile
 from pathlib import Path
@@ -109,7 +109,8 @@ def load(
         CheckpointError: the weights cannot be read, or do not fit the model.
         DataError: the classes of a text-prompted model are not phrases.
     """
-    _check_lists(overrides=overrides, classes=classes)
+    overrides = _list_of_texts("overrides", overrides)
+    classes = None if classes is None else _list_of_texts("classes", classes)
     config, located = find_trained(source, weights, overrides=overrides, trust=trust)
     device = "cpu" if device is None else device
     require_device(device)
@@ -123,14 +124,15 @@ def load(
     if _has_classes(config, located, vocabularies):
         trained = read_trained_classes(located.metadata, str(located), config)
         if not trained.named and classes is not None and len(classes) == len(trained.classes):
-            trained = trained._replace(classes=list(classes))  # which are the names that they lack
+            trained = trained._replace(classes=classes)  # which are the names that they lack
         elif not trained.named and is_of_toolbox(located):
             raise CheckpointError(
                 f"{located}: does not name its {pluralize(len(trained.classes), 'classes')}. Name all of them in the "
                 "order of its head: classes=[NAME, ...] of vitkit.load, or vitkit convert --classes NAME,NAME,... --to "
                 "vitkit, which writes them into a file."
             )
-        classes = trained.classes if classes is None else list(classes)
+        _check_chosen(classes, trained)
+        classes = trained.classes if classes is None else classes
         things = trained.pick(trained.things, classes) if things is None else things
         _check_things(str(located if isinstance(source, Mapping) else source), config, things)
     spec = config["model"]
@@ -479,16 +481,21 @@ def check_not_exported(loaded: Loaded, what: str) -> None:
         )
 
 
-def _check_lists(**values: Sequence[str] | None) -> None:
-    """Raise a ConfigError if a text is in place of a list of texts, whose letters would be these, or the list has other
-    values or a class twice."""
-    for name, value in values.items():
-        if isinstance(value, str):
-            raise ConfigError(f"{name}: got the text {value!r}; expected a list of texts, such as {value.split(',')}.")
-        if strange := [each for each in value or () if not isinstance(each, str)]:
-            raise ConfigError(f"{name}: has {strange[0]!r}; expected a list of texts.")
-    classes = values.get("classes")
-    if classes is not None and not len(classes):
+def _check_chosen(classes: Sequence[str] | None, trained: TrainedOn) -> None:
+    """Raise a ConfigError if no class is chosen of those that the weights name, or one twice."""
+    if classes is None or not trained.named:  # names of rows may be the same, as of ImageNet's two cranes
+        return
+    if not classes:
         raise ConfigError("classes: is empty; expected at least one name.")
-    if repeated := [name for name, count in Counter(classes or ()).items() if count > 1]:
+    if repeated := [name for name, count in Counter(classes).items() if count > 1]:
         raise ConfigError(f"classes: {repeated[0]!r} is listed twice. Name each once.")
+
+
+def _list_of_texts(name: str, values: Iterable[str]) -> list[str]:
+    """Return a list of texts; raise a ConfigError for a text, whose letters would be these, and for other values."""
+    if isinstance(values, str):
+        raise ConfigError(f"{name}: got the text {values!r}; expected a list of texts, such as {values.split(',')}.")
+    values = list(values)
+    if strange := [value for value in values if not isinstance(value, str)]:
+        raise ConfigError(f"{name}: has {strange[0]!r}; expected a list of texts.")
+    return values

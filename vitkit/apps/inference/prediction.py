@@ -376,7 +376,7 @@ class Prediction:
         """
         height, width = self.image.shape[:2]
         result: dict[str, Any] = {"image": self.name, "width": width, "height": height}
-        chosen = self._from(score_threshold)
+        chosen = self._from(score_threshold) if {"scores", "panoptic"} & self.fields.keys() else self
         if "scores" in self.fields:
             result["objects"] = chosen._json_objects()
             result["uncertainty"] = self.uncertainty

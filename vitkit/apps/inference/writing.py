@@ -472,7 +472,7 @@ def note_empty(
 
 
 def entry_of(prediction: Prediction, output: Output) -> dict[str, Any]:
-    """Return an entry of the JSON, with the uncertainty at the threshold of what is drawn."""
+    """Return an entry of the JSON; its uncertainty is that at the threshold of what is drawn."""
     entry = prediction.to_json(score_threshold=output.json_threshold)
     if "uncertainty" in entry and output.threshold is not None:
         thresholds = make_threshold(output.threshold, prediction.classes, prediction.thresholds)
@@ -495,6 +495,8 @@ def write_image(
         raise
     except Exception as error:  # such as a caption below an image of a width of two pixels
         return prediction.name, error
+    if output.json_threshold is not None and "panoptic" in prediction.fields:  # its map has the segments of the JSON
+        prediction = prediction.filter(score=output.json_threshold)
     result |= write_maps(prediction, output.folder, name)
     if output.draw:
         write_bytes(output.folder / file, drawn, below=output.folder)

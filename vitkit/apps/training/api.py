@@ -189,20 +189,26 @@ def find_start(
 
 def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, trust: bool) -> Config:
     if callable(source):
-        raise ConfigError(f"config: got the function {source!r:.100}; expected what it returns: config().")
+        raise ConfigError(f"config: got the function or class {source!r:.100}; expected what it returns.")
     if not isinstance(source, Mapping):
         return load_config(source, overrides, trust=trust)
     # Values that are passed directly come from the caller's own program, and are therefore trusted.
     path = source.path if isinstance(source, Config) else "config"
-    return load_saved_config(json.dumps(source, default=_plain), path, overrides, trust=True)
+    return load_saved_config(json.dumps(_plain(source), default=_refuse), path, overrides, trust=True)
 
 
 def _plain(value: Any) -> Any:
-    """Return a config's value as JSON has it; raise a ConfigError if it has none."""
-    if isinstance(value, Path):
-        return str(value)
+    """Return a value with NumPy's numbers and paths as Python's numbers and texts."""
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
+    return str(value) if isinstance(value, Path) else value
+
+
+def _refuse(value: Any) -> None:
     raise ConfigError(f"config: has a {type(value).__name__}, {value!r:.100}; expected numbers, texts, lists, dicts.")
 
 
@@ -215,8 +221,8 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, Mapping) and "type" not in value and not has_dotted_names:
             overrides += as_overrides({f"{key}.{name}": item for name, item in value.items()})
         else:
-            value = _plain(value) if isinstance(value, np.generic | np.ndarray) else value
-            overrides.append(f"{key}={value if isinstance(value, str | Path) else repr(value)}")
+            value = _plain(value)
+            overrides.append(f"{key}={value if isinstance(value, str) else repr(value)}")
     return overrides
 
 

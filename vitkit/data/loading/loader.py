@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import cv2
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
@@ -285,10 +286,10 @@ def lost_worker(error: BaseException) -> bool:
 
 
 def check_batch(samples: Sequence[Sample]) -> None:
-    """Check what would otherwise be converted, or fail in a loss without a name.
+    """Check that images can be stacked, and that the labels of each target fit its boxes.
 
     Raises:
-        DataError: images differ in their type or channels, or a target's labels do not go with its boxes.
+        DataError: they do not.
     """
     first = samples[0]["image"]
     for sample in samples:
@@ -297,8 +298,10 @@ def check_batch(samples: Sequence[Sample]) -> None:
         if image.dtype != first.dtype or (image.ndim == 3 and len(image) != len(first)):
             got, other = (f"{tuple(each.shape)} {each.dtype}" for each in (image, first))
             raise DataError(f"{name}: is {got}, and {other} is in its batch; expected the same type and channels.")
-        labels, boxes = target.get("labels"), target.get("boxes_cxcywh")
-        if labels is None or boxes is None or (labels.dtype == torch.int64 and boxes.shape == (*labels.shape, 4)):
+        if not {"labels", "boxes_cxcywh"} <= target.keys():
             continue
-        got = f"labels {labels.dtype} {tuple(labels.shape)} and boxes_cxcywh {tuple(boxes.shape)}"
-        raise DataError(f"{name}: its target has {got}; expected int64 (N,) and (N, 4), also if N is 0.")
+        labels, boxes = (torch.as_tensor(target[field]) for field in ("labels", "boxes_cxcywh"))
+        is_tensor = isinstance(target["labels"], Tensor) and isinstance(target["boxes_cxcywh"], Tensor)
+        if not is_tensor or labels.dtype != torch.int64 or boxes.shape != (*labels.shape, 4):
+            got = f"labels {labels.dtype} {tuple(labels.shape)} and boxes_cxcywh {tuple(boxes.shape)}"
+            raise DataError(f"{name}: its target has {got}; expected tensors int64 (N,) and (N, 4), also if N is 0.")
