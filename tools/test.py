@@ -238,7 +238,7 @@ def show(evaluator: Any, details: EvaluationDetails, stored: ScoreThresholds | N
     """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
     detections = [part for part in evaluator.parts if part.iou_types]
     for part in detections if details.iou is not None else ():
-        part.iou = details.iou
+        part.match_at(details.iou)
     table = evaluator.table()
     print(table)
     thresholds = evaluator.score_thresholds()
@@ -312,6 +312,7 @@ def print_confusion(evaluator: Any, threshold: float, iou_type: str, path: Path)
         threshold=threshold,
         iou_type=iou_type,
         iou=evaluator.iou,
+        sigmas=evaluator.dataset.keypoints.sigmas if iou_type == "keypoints" else (),
     )
     names = [*evaluator.dataset.classes, "(nothing)"]
     wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))

@@ -333,6 +333,24 @@ def test_a_metric_that_an_own_evaluator_lacks_is_named_before_training(config, c
     assert "train.best_metric=recal: not among the metrics of the first batch" in caplog.text
 
 
+def test_the_lowest_value_is_the_best_if_an_own_evaluator_says_so(config):
+    values = iter([10.0, 9.0, 5.0, 3.0])  # before training, and after each epoch
+
+    class Errors(CocoEvaluator):
+        extra_metrics = ("mean_error",)
+        lower_is_better = ("mean_error",)
+
+        def _compute(self):
+            return super()._compute() | {"mean_error": next(values)}
+
+    EVALUATORS.register(Errors)
+    name, overrides = config
+    overrides = [*overrides, *_using(Errors), "train.epochs=3", "train.best_metric=mean_error", "train.patience=1"]
+    run = vitkit.train(vitkit.load_config(name, overrides), run_dir="run", device="cpu")
+    assert len(run.history) == 3
+    assert torch.load("run/best.pth", weights_only=True)["progress"]["epoch"] == 3
+
+
 def test_images_with_more_objects_than_queries_are_named_before_training(tmp_path, caplog):
     make_shapes(["--out", str(tmp_path), "--num-train", "4", "--num-val", "2", "--image-size", "64"])
     file = tmp_path / "annotations/instances_train2017.json"

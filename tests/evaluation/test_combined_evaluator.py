@@ -67,6 +67,17 @@ def test_combined_evaluator_returns_the_metrics_of_all(dataset):
     assert evaluator.per_class_metric == "PQ" and evaluator.per_class().keys() == set(dataset.classes)
 
 
+def test_metrics_of_a_second_evaluator_of_a_kind_have_its_number(dataset):
+    lists = [dict(type="CocoEvaluator", iou_types=["segm"], max_dets=[1, 10, most]) for most in (20, 100)]
+    evaluator = EVALUATORS.build(dict(type="CombinedEvaluator", evaluator=lists), dataset=dataset)
+    evaluator.update(*predictions(dataset, spoil=True))
+    evaluator.gather()
+    metrics = evaluator.compute()
+    first, second = (part.metrics for part in evaluator.parts)
+    assert {metrics[name] for name in first} == {*first.values()} and metrics["segm/AP_2"] == second["segm/AP"]
+    assert metrics["segm/AR20"] == first["segm/AR20"] and metrics["segm/AR100"] == second["segm/AR100"]
+
+
 def test_written_results_give_the_same_metrics(dataset, tmp_path):
     evaluator = evaluated(dataset, spoil=True)
     metrics = evaluator.compute()

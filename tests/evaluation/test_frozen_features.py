@@ -179,3 +179,18 @@ def test_both_evaluators_run_on_the_same_features():
     both = dict(type="CombinedEvaluator", evaluator=["NearestNeighbors", "LinearProbe"])
     _, metrics = evaluate(both, features, labels)
     assert metrics == {"knn/top1": 1.0, "knn/top5": 1.0, "probe/top1": 1.0, "probe/top5": 1.0}
+
+
+def test_statistics_have_the_names_of_the_metrics():
+    features, labels = features_of(30, noise=2.0)
+    evaluator, metrics = evaluate("NearestNeighbors", features, labels)
+    overall = evaluator.statistics().scores(np.ones((1, 30))).overall
+    assert {name: values.item() for name, values in overall.items()} == pytest.approx(metrics)
+
+
+def test_a_rank_with_one_image_leaves_it_to_the_main_process(monkeypatch):
+    features, _ = features_of(3)
+    monkeypatch.setattr("vitkit.evaluation.frozen_features.is_main", lambda: False)
+    evaluator = EVALUATORS.build("NearestNeighbors", dataset=dataset_of(3))
+    evaluator.update([{"features": features[0]}], [{"image_id": 0, "label": 0}])
+    evaluator.gather()

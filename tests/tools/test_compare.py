@@ -45,6 +45,17 @@ def test_axis_names_and_metrics_can_be_chosen(tmp_path, capsys):
     assert "mine  best bbox/AP 0.5 at step 30" in capsys.readouterr().out
 
 
+def test_the_lowest_perplexity_is_the_best(tmp_path, capsys):
+    lines = [
+        {"kind": "val", "step": epoch, "epoch": epoch, "metrics": {"perplexity": value}}
+        for epoch, value in enumerate((400.0, 35.0, 38.0), start=1)
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, lines)))
+    compare.main([str(log), "--metrics", "perplexity", "--curves", str(tmp_path / "c.png")])
+    assert "best perplexity 35 at epoch 2" in capsys.readouterr().out
+
+
 def test_single_run_shows_every_loss(tmp_path):
     compare.main([str(write_log(tmp_path / "run", best_epoch=3)), "--curves", str(tmp_path / "new" / "c.png")])
     assert (tmp_path / "new" / "c.png").is_file()

@@ -1,5 +1,7 @@
 """vitkit test --eval-only: existing predictions are scored without a model."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,28 @@ def test_written_results_are_scored_the_same_again(task, tmp_path, capsys, monke
     test_tool.main(["config.py", "--eval-only", "results.json", "--per-class", "data.val_images_per_gpu=2"])
     printed = capsys.readouterr().out
     assert evaluator.table() in printed and "star" in printed
+
+
+def test_thresholds_and_confusion_are_of_the_iou_that_is_asked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = build_dataset(dict(type="ShapesDetection", num_images=1, image_size=48, split="val", max_objects=1))
+    (tmp_path / "config.py").write_text("""
+def config():
+    val = dict(type="ShapesDetection", num_images=1, image_size=48, split="val", max_objects=1)
+    return dict(
+        model=dict(type="DETR"), data=dict(val=val), evaluator=dict(type="CocoEvaluator"), train=dict(epochs=1),
+    )
+""")
+    (truth,) = dataset.ground_truth()["annotations"]
+    x, y, width, height = truth["bbox"]
+    found = dict(image_id=truth["image_id"], category_id=truth["category_id"], score=0.9)
+    (tmp_path / "results.json").write_text(json.dumps([{**found, "bbox": [x, y, width, 0.71 * height]}]))
+    for iou, correct in ((0.3, 1), (0.7, 1), (0.72, 0), (0.9, 0)):
+        options = ["--iou", str(iou), "--thresholds", "0.5", "--confusion", "0.5"]
+        test_tool.main(["config.py", "--eval-only", "results.json", *options])
+        printed = capsys.readouterr().out
+        row = next(line for line in printed.splitlines() if line.strip().startswith("0.500")).split()
+        assert row[4] == str(correct) and f"IoU of at least {iou:g}: {correct} correct" in printed
 
 
 def test_wrong_command_lines_and_evaluators_are_errors(tmp_path, capsys, monkeypatch):

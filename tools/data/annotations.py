@@ -108,7 +108,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
     if not data.images:
         raise DataError(f"{data.source.name}: no image is left to write. Choose other annotations, or another --split.")
     lost: Lost = {}
-    if data.splits and not _is_file(out):
+    if data.splits and not _is_file(out) and to not in ("voc", "cvat", "label-studio"):  # which keep all images
         in_splits = {image_id for ids in data.splits.values() for image_id in ids}
         without = [image["file_name"] for image in data.images if image["id"] not in in_splits]
         lost |= {"images that are in no split": without} if without else {}

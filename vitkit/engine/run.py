@@ -1,6 +1,6 @@
 """The parts that a training run is made of, shared by the trainer, its steps and all hooks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import StepGuard
 from vitkit.protocols.criterion import Criterion
 from vitkit.protocols.dataset import Loader
+from vitkit.protocols.evaluator import LOWER_IS_BETTER
 
 
 @dataclass(kw_only=True)
@@ -37,6 +38,8 @@ class TrainRun:
     """Plain values to store in every checkpoint (config, classes)."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Plain values that evaluations determine, stored in every later checkpoint (score thresholds, image sizes)."""
+    lower_is_better: Collection[str] = LOWER_IS_BETTER
+    """The metrics of which a lower value is better, those of the evaluator too."""
     val_data: str = ""
     """Number and checksum of the validation samples."""
     owns_folder: Callable[[], bool] = lambda: True

@@ -20,7 +20,7 @@ from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError, DataError
 from vitkit.logging import print_line
-from vitkit.protocols.evaluator import Evaluator
+from vitkit.protocols.evaluator import LOWER_IS_BETTER, Evaluator
 from vitkit.registry import EVALUATORS, Spec, nearest
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 
@@ -37,6 +37,7 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     state = rng_state()
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     evaluator.check_dataset()
+    run.lower_is_better = {*LOWER_IS_BETTER, *(name for part in evaluator.parts for name in part.lower_is_better)}
     metric = run.settings.best_metric
     if metric is not None and not evaluator.measures(metric) and is_main():
         unending = "" if run.settings.patience is None else "; train.patience never ends the run"

@@ -91,8 +91,9 @@ class ClassificationEvaluator(SampleEvaluator):
     def _table_lines(self) -> list[str]:
         """Return the accuracies and the most frequent confusions."""
         names, matrix = self.dataset.classes, self.confusion_matrix()
+        top1, top5, *_ = self.metrics.values()
         lines = [
-            f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
+            f"top-1 accuracy {top1:.4f}   top-5 accuracy {top5:.4f}   "
             f"{len(self.dataset.image_ids)} {self.dataset.noun}, {pluralize(len(names), 'classes')}"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))

@@ -283,6 +283,14 @@ class CocoEvaluator(SampleEvaluator):
             metrics["keypoints/PCK"] = float(correct / labeled) if labeled else -1.0
         return metrics
 
+    def match_at(self, iou: float) -> None:
+        """See `Evaluator`; where no predictions were matched at this IoU, all are matched again."""
+        super().match_at(iou)
+        if iou not in self._ious:
+            self._ious = (*IOUS, iou)
+            self._image_matches.clear()
+            self._compute()
+
     def _count_points(self, truth: Mapping[str, Any], predictions_by_image: Mapping[int, Predictions]) -> np.ndarray:
         """Return the numbers of correct and of labeled points, see PCK, (images, 2, K) int64."""
         matches = self._matches["keypoints"]

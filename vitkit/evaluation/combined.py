@@ -17,7 +17,8 @@ class CombinedEvaluator(Evaluator):
 
     Args:
         dataset: the evaluated dataset, with what each evaluator requires.
-        evaluator: a list of their specs; `per_class` is that of the first.
+        evaluator: a list of their specs; `per_class` is that of the first. A metric of an earlier one is called NAME_2
+            of the second evaluator, NAME_3 of the third.
     Raises:
         ConfigError: the list is empty, or only some of them take outputs.
     """
@@ -65,7 +66,11 @@ class CombinedEvaluator(Evaluator):
             evaluator.gather()
 
     def compute(self) -> dict[str, float]:
-        return {name: value for evaluator in self.evaluators for name, value in evaluator.compute().items()}
+        metrics: dict[str, float] = {}
+        for number, evaluator in enumerate(self.evaluators, start=1):
+            computed = evaluator.compute()
+            metrics |= {f"{name}_{number}" if name in metrics else name: value for name, value in computed.items()}
+        return metrics
 
     def table(self) -> str:
         """Return the evaluators' tables one below the other; empty on other processes."""

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.distributed import is_main
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, get_predicted_field
 from vitkit.evaluation.classification import ClassificationEvaluator
+from vitkit.evaluation.sample_statistics import ClassificationStatistics
 from vitkit.registry import EVALUATORS
 from vitkit.text_format import pluralize
 
@@ -54,7 +56,7 @@ class FeatureClassifier(ClassificationEvaluator):
             DataError: there are fewer than two images.
         """
         super().gather()
-        if not self.stored_predictions:
+        if not self.stored_predictions or not is_main():
             return
         if len(self.stored_predictions) < 2:
             raise DataError(f"evaluator {type(self).__name__}: got 1 labeled image; expected at least 2. Add some.")
@@ -66,8 +68,8 @@ class FeatureClassifier(ClassificationEvaluator):
             [{"image_id": image_id, "label": label} for image_id, label in zip(ids, labels)],
         )
 
-    def compute(self) -> dict[str, float]:
-        return {f"{self.prefix}/{name}": value for name, value in super().compute().items()}
+    def statistics(self) -> ClassificationStatistics:
+        return super().statistics()._replace(prefix=f"{self.prefix}/")
 
     def table(self) -> str:
         text = super().table()

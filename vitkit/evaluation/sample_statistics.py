@@ -99,14 +99,16 @@ class ClassificationStatistics(NamedTuple):
     """(N, K) predicted classes, best first."""
     best_scores: np.ndarray
     """(N, K) scores of these classes, in 0..1."""
+    prefix: str = ""
+    """What the names of the overall metrics begin with."""
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return top-1 and top-5 accuracy, and recall, precision and F1 of each class."""
         hits = self.best == self.labels[:, None]
         all_images = np.ones(len(self.labels))
         overall = {
-            "top1": weighted_ratio(weights, hits[:, 0], all_images),
-            "top5": weighted_ratio(weights, hits.any(axis=1), all_images),
+            f"{self.prefix}top1": weighted_ratio(weights, hits[:, 0], all_images),
+            f"{self.prefix}top5": weighted_ratio(weights, hits.any(axis=1), all_images),
         }
         true, predicted = self._by_label(weights, self.labels), self._by_label(weights, self.best[:, 0])
         correct = self._by_label(weights, np.where(hits[:, 0], self.labels, -1))

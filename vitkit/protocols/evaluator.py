@@ -16,6 +16,10 @@ def is_measured(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and value != -1
 
 
+LOWER_IS_BETTER = ("loss", "nll", "perplexity")
+"""The metrics of vitkit's evaluators of which a lower value is better."""
+
+
 class Evaluator(ABC):
     """Base of the evaluators in EVALUATORS, which are built with `dataset`: computes metrics from predictions."""
 
@@ -76,6 +80,10 @@ class Evaluator(ABC):
         return True
 
     # All of the following are to be called after `compute`, on the main process.
+
+    def match_at(self, iou: float) -> None:
+        """Use another `iou` from now on; the metrics stay as they are."""
+        self.iou = iou
 
     def per_class(self) -> dict[str, float]:
         """Return class name -> metric; {} if there are no metrics by class."""

@@ -259,6 +259,20 @@ def test_polygons_are_not_taken_for_poses(tmp_path):
         read_annotations(yolo(tmp_path, "0.5 0.5 0.5 0.5 45"))
 
 
+@pytest.mark.parametrize("corners", [5, 6, 8, 32])
+@pytest.mark.parametrize("radius", [0.02, 0.1, 0.2])
+def test_polygons_with_equally_many_corners_are_no_poses(tmp_path, corners, radius):
+    angles = np.arange(corners) / corners * 2 * np.pi
+    around = radius * np.stack([np.cos(angles), 1.2 * np.sin(angles)], axis=1)
+    centers = np.random.default_rng(0).uniform(0.3, 0.7, (40, 2))
+    lines = [" ".join(f"{value:.6f}" for value in (center + around).ravel()) for center in centers]
+    data = read_annotations(yolo(tmp_path, *lines))
+    assert all(annotation["segmentation"] for annotation in data.annotations) and not data.left_out
+    lowest, sides = around.min(axis=0), around.max(axis=0) - around.min(axis=0)
+    expected = np.concatenate([centers + lowest, np.broadcast_to(sides, (40, 2))], axis=1) * [40, 20, 40, 20]
+    assert np.allclose(boxes(data), expected, atol=0.02)
+
+
 def test_subsets_of_cvats_yolo_are_splits(tmp_path):
     for subset, count in (("Train", 4), ("Validation", 2)):
         for k in range(count):

@@ -122,11 +122,12 @@ def confusion_matrix(
     threshold: float = 0.5,
     iou_type: IouType = "bbox",
     iou: float = 0.5,
+    sigmas: Sequence[float] = (),
 ) -> np.ndarray:
     """Count which classes are confused with which; predictions on a crowd are not counted.
 
     Args:
-        truth, results, iou_type, iou: see `match_images`.
+        truth, results, iou_type, iou, sigmas: see `match_images`.
         category_ids: raw category ids in the order of the classes.
         threshold: predictions with a lower score are not counted.
     Returns:
@@ -136,7 +137,7 @@ def confusion_matrix(
     label_of = {raw: label for label, raw in enumerate(category_ids)}
     matrix = np.zeros((len(category_ids) + 1,) * 2, np.int64)
     kept = [result for result in results if result["score"] >= threshold]
-    for matches in match_images(truth, kept, iou_type=iou_type, iou=iou):
+    for matches in match_images(truth, kept, iou_type=iou_type, iou=iou, sigmas=sigmas):
         true = np.array([label_of[entry["category_id"]] for entry in matches.objects], int)
         predicted = np.array([label_of[entry["category_id"]] for entry in matches.predictions], int)
         np.add.at(matrix, list_confused_classes(true, predicted, matches.crowd, matches.matched, len(category_ids)), 1)

@@ -27,6 +27,7 @@ from vitkit.config import cfg_diff, reads_root, value_at
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import LengthGroup
 from vitkit.logging import LOG_NAME
+from vitkit.protocols.evaluator import LOWER_IS_BETTER
 from vitkit.registry import nearest
 from vitkit.weights.locate import RUN_CONFIG
 
@@ -260,7 +261,8 @@ def plot_runs(
                     lines.append(Line(label, color, name, *curves[name]))
                 if name in metrics and name in curves:
                     positions, values = curves[name]
-                    best[run][name] = float(values.max()), float(positions[values.argmax()])
+                    k = values.argmin() if name in LOWER_IS_BETTER else values.argmax()
+                    best[run][name] = float(values[k]), float(positions[k])
         if lines:
             panels[title] = lines
         elif title != "loss" or not headline:

@@ -522,13 +522,26 @@ def _are_poses(lines: Sequence[Sequence[float]]) -> bool:
 
     Points with flags are recognized in a single line; without them, only several lines with equally many points of
     three or more are, as the corners of a polygon near its image's far corner may look like a box with points inside.
+    A polygon's second corner is among the others, a box's width and height are mostly not among its points.
     """
     if not lines:
         return False
     if all(_is_pose(values, 3) for values in lines):
         return len(lines) >= _MIN_POSES or any(2.0 in values[6::3] for values in lines)
     counts = {len(values) for values in lines}
-    return len(counts) == 1 and len(lines) >= _MIN_POSES and min(counts) >= 10 and all(_is_pose(v, 2) for v in lines)
+    if len(counts) > 1 or len(lines) < _MIN_POSES or min(counts) < 10 or not all(_is_pose(v, 2) for v in lines):
+        return False
+    return 2 * sum(_second_is_apart(values) for values in lines) > len(lines)
+
+
+def _second_is_apart(values: Sequence[float]) -> bool:
+    """Whether the second of several points is farther from the others than half of their extent."""
+    first, second, *others = (pair for pair in zip(values[::2], values[1::2]) if any(pair))
+    for value, *rest in zip(second, first, *others):
+        margin = (max(rest) - min(rest)) / 2
+        if not min(rest) - margin <= value <= max(rest) + margin:
+            return True
+    return False
 
 
 def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:

@@ -22,7 +22,6 @@ from vitkit.weights.locate import BEST_NAME, LAST_NAME
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.
 _SAME_REQUEST_SECONDS = 1.0
-LOWER_IS_BETTER = ("loss", "nll", "perplexity")
 
 
 class Interrupted(SystemExit):
@@ -88,7 +87,7 @@ class BestMetric(Hook):
                 f"train.best_metric={name}: has no value ({metrics[name]:g}), as of data without objects: {best}"
             )
             return
-        value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
+        value = -metrics[name] if name in run.lower_is_better else metrics[name]
         progress.worse_in_a_row = 0 if value > progress.best else progress.worse_in_a_row + 1
         if value >= progress.best:
             progress.best, progress.best_step = value, progress.step
