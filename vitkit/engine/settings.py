@@ -64,8 +64,8 @@ class TrainSettings:
     eval_every: int = 1
     """Epochs between evaluations (the last epoch is always evaluated)."""
     best_metric: str | None = "bbox/AP"
-    """The metric that selects the best checkpoint: the highest value, or the lowest of loss, nll and perplexity; None:
-    there is no best.pth, and last.pth is used."""
+    """The metric that selects the best checkpoint: the highest value, or the lowest of loss, nll, perplexity and the
+    evaluator's `lower_is_better`; None: there is no best.pth, and last.pth is used."""
     patience: int | None = None
     """Stop after this many consecutive evaluations without a better `best_metric`."""
     save_every_minutes: float | None = 15.0

@@ -269,6 +269,7 @@ def test_polygons_with_equally_many_corners_are_no_poses(tmp_path, corners, radi
     data = read_annotations(yolo(tmp_path, *lines))
     assert all(annotation["segmentation"] for annotation in data.annotations) and not data.left_out
     lowest, sides = around.min(axis=0), around.max(axis=0) - around.min(axis=0)
+    read_annotations(yolo(tmp_path, *["0 0 0 0 0 0 0 0 0 0"] * 3))  # no polygon, and no error
     expected = np.concatenate([centers + lowest, np.broadcast_to(sides, (40, 2))], axis=1) * [40, 20, 40, 20]
     assert np.allclose(boxes(data), expected, atol=0.02)
 

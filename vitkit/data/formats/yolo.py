@@ -536,8 +536,8 @@ def _are_poses(lines: Sequence[Sequence[float]]) -> bool:
 
 def _second_is_apart(values: Sequence[float]) -> bool:
     """Whether the second of several points is farther from the others than half of their extent."""
-    first, second, *others = (pair for pair in zip(values[::2], values[1::2]) if any(pair))
-    for value, *rest in zip(second, first, *others):
+    first, second, *others = zip(values[::2], values[1::2])
+    for value, *rest in zip(second, first, *filter(any, others)):  # points at 0, 0 are absent
         margin = (max(rest) - min(rest)) / 2
         if not min(rest) - margin <= value <= max(rest) + margin:
             return True
