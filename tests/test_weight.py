@@ -70,7 +70,7 @@ def files_behind(*modules: str) -> set[str]:
         (["models.detr", "heads.detr", "backbones.resnet", "necks.projection"], 25, 4_666),
         (["models.dfine", "heads.dfine", "backbones.hgnetv2", "necks.hybrid_encoder"], 40, 6_694),
         (["data.datasets.coco"], 25, 5_688),
-        (["engine.trainer"], 93, 17_809),
+        (["engine.trainer"], 93, 17_818),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -89,8 +89,9 @@ def test_core_has_few_lines():
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10), masks of targets as bits (168),
     # the splits, names of classes and palettes of what lies beside each other (126), what own datasets, evaluators and
-    # backbones return (79), one name and direction for each metric (42).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_659
+    # backbones return (79), one name and direction for each metric (42), objects without masks in
+    # mixed images (9).
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_668
 
 
 def test_contracts_are_few():

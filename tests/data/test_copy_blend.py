@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlend
+from vitkit.data.loading.batch_augmentation import BatchAugmentation, CopyBlend, mix
 from vitkit.errors import ConfigError
 from vitkit.structures import Sample
 
@@ -19,6 +19,19 @@ def sample(value, boxes, *, size=64, masks=True, **others):
             y, x = int((cy - h / 2) * size), int((cx - w / 2) * size)
             mask[y : y + int(h * size), x : x + int(w * size)] = True
     return Sample(image=torch.full((3, size, size), value, dtype=torch.uint8), target=target)
+
+
+def test_objects_without_a_mask_stay_so_among_others():
+    lacking = dict(has_masks=torch.tensor([True, False]))
+    some, all_ = (
+        sample(0, [[0.5, 0.5, 0.5, 0.25], [0.25, 0.25, 0.25, 0.25]], **lacking),
+        sample(7, [[0.5, 0.5, 0.25, 0.25]]),
+    )
+    assert mix(some, all_, 0.5)["target"]["has_masks"].tolist() == [True, False, True]
+    assert mix(all_, some, 0.5)["target"]["has_masks"].tolist() == [True, True, False]
+    for one in blended([some, all_], num_objects=3):
+        target = one["target"]
+        assert torch.equal(target["has_masks"], target["labels"] != 1) and len(target["masks"]) == len(target["labels"])
 
 
 def batch():

@@ -140,6 +140,14 @@ def test_batches_have_little_padding():
     assert 1 - real / padded < 0.10
 
 
+def test_a_few_images_of_another_shape_and_small_weight_are_drawn():
+    groups, weights = np.array([0] * 36 + [1] * 4), np.full(40, 0.1)
+    assert {
+        groups[index]
+        for index, _ in (pair for batch in batches_of(40, groups=groups, weights=weights) for pair in batch)
+    } == {0, 1}
+
+
 def test_images_of_one_window_of_blocks_have_the_order_of_files():
     groups, weights = np.arange(50) % 3 % 2, np.linspace(0.2, 2, 50)
     for options in ({}, {"groups": groups}, {"groups": groups, "weights": weights}):

@@ -103,6 +103,18 @@ def test_class_name_variants_are_merged_into_the_most_frequent(tmp_path):
     assert [annotation["category_id"] for annotation in data.annotations] == [4, 1, 1]
 
 
+def test_classes_with_keypoints_in_another_order_are_not_merged(tmp_path):
+    data = dataset(tmp_path)
+    data.categories[:] = [{"id": 1, "name": "person", "keypoints": ["nose", "tail"]}]
+    data.categories.append({"id": 2, "name": "Person", "keypoints": ["tail", "nose"]})
+    with pytest.raises(
+        DataError, match="'Person' and 'person' are not merged: their keypoints are tail, nose and nose"
+    ):
+        FIXES["classes"][0](data)
+    data.categories[1]["keypoints"] = ["nose", "tail"]
+    assert FIXES["classes"][0](data) == 1
+
+
 def test_unicode_forms_of_a_class_name_are_one_class(tmp_path):
     data = dataset(tmp_path)
     data.categories.extend([{"id": 8, "name": "B\u00e4r"}, {"id": 9, "name": "Ba\u0308r"}])

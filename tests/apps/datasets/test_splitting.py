@@ -124,6 +124,21 @@ def test_bursts_are_recognized_by_camera_time(tmp_path):
     assert groups[0] == groups[1] != groups[2] and not errors
 
 
+def test_bursts_of_two_cameras_at_the_same_time_stay_together(tmp_path):
+    paths = []
+    for k in range(8):
+        folder = tmp_path / "ab"[k % 2]
+        folder.mkdir(exist_ok=True)
+        noise(folder / f"{k}.jpg", k)
+        exif = Image.Exif()
+        exif.get_ifd(0x8769)[0x9003] = f"2026:01:01 10:00:{k:02d}"
+        with Image.open(folder / f"{k}.jpg") as image:
+            image.save(folder / f"{k}.jpg", exif=exif)
+        paths.append(folder / f"{k}.jpg")
+    groups, _ = group_images(paths)
+    assert len({*groups[::2].tolist()}) == len({*groups[1::2].tolist()}) == 1 and groups[0] != groups[1]
+
+
 def test_empty_split_is_an_error():
     with pytest.raises(DataError, match="val gets none of the 1 groups"):
         stratify(np.zeros(4, np.int64), [Counter({1: 1})] * 4, {"train": 0.8, "val": 0.2})

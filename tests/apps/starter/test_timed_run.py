@@ -35,7 +35,7 @@ class Steps(Hook):
         self.clock.wait(self.seconds(run.progress.step))
 
 
-def train(folder, clock, seconds, pace, *, epochs, evaluation=5.0, resume=None):
+def train(folder, clock, seconds, pace, *, epochs, evaluation=5.0, resume=None, **others):
     """Train epochs of 8 steps; evaluations take 5 seconds."""
 
     def evaluate(model):
@@ -43,7 +43,7 @@ def train(folder, clock, seconds, pace, *, epochs, evaluation=5.0, resume=None):
         return {"score": 0.5}
 
     hooks = [Steps(clock, seconds), pace]
-    settings = dict(epochs=epochs, eval_every=2, best_metric="score", schedule=dict(epochs=epochs))
+    settings = dict(epochs=epochs, eval_every=2, best_metric="score", schedule=dict(epochs=epochs), **others)
     return run(folder, added_hooks=hooks, evaluate=evaluate, resume=resume, **settings)[1]
 
 
@@ -52,6 +52,12 @@ def test_a_plan_that_holds_is_trained_to_its_end(tmp_path, clock):
     progress = train(tmp_path / "run", clock, lambda step: 1.0, pace, epochs=8)
     assert progress.epoch == 8 and progress.step == 64 and pace.epochs is None
     assert clock.now == 1000 + 64 + 4 * 5 and pace.step_seconds == 1 and pace.evaluation_seconds == 5
+
+
+def test_a_step_of_several_batches_is_one_of_fewer_steps(tmp_path, clock):
+    pace = Pace(clock.now + 100, 100)
+    progress = train(tmp_path / "run", clock, lambda step: 2.0, pace, epochs=8, accumulate=2, batches_per_epoch=8)
+    assert progress.epoch == 8 and progress.step == 8 * 4 and pace.epochs is None
 
 
 def test_slow_steps_are_planned_again_after_an_epoch(tmp_path, clock):

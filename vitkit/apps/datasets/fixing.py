@@ -204,11 +204,23 @@ def similar_classes(data: AnnotatedImages) -> list[list[dict[str, Any]]]:
 
 
 def fix_classes(data: AnnotatedImages) -> int:
-    """Merge each group of `similar_classes` into its most frequent category; return how many were removed."""
+    """Merge each group of `similar_classes` into its most frequent category; return how many were removed.
+
+    Raises:
+        DataError: they have other keypoints.
+    """
     counts = Counter(annotation["category_id"] for annotation in data.annotations)
     target = {}
     for group in similar_classes(data):
         kept = max(group, key=lambda category: (counts[category["id"]], -category["id"]))
+        for category in group:
+            points = category.get("keypoints")
+            if points and kept.setdefault("keypoints", points) != points:
+                names = f"{', '.join(points)[:200]} and {', '.join(kept['keypoints'])[:200]}"
+                raise DataError(
+                    f"{data.source.name}: classes {category['name']!r} and {kept['name']!r} are not merged: their "
+                    f"keypoints are {names}. Give them the same names in the same order."
+                )
         target |= {category["id"]: kept["id"] for category in group if category is not kept}
     for annotation in data.annotations:
         annotation["category_id"] = target.get(annotation["category_id"], annotation["category_id"])

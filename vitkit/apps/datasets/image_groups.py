@@ -153,7 +153,7 @@ def group_images(
             times[k] = time
     stacked = np.array(thumbnails, np.uint8).reshape(-1, _THUMBNAIL_SIZE**2)
     pairs = [(readable[earlier], readable[later]) for earlier, later in similar_pairs(stacked)]
-    for a, b in pairwise(sorted(times, key=times.__getitem__)):
+    for a, b in pairwise(sorted(times, key=lambda k: (paths[k].parent, times[k]))):
         if paths[a].parent == paths[b].parent and times[b] - times[a] <= _BURST_SECONDS:
             pairs.append((a, b))
     photos = photo_names(paths)

@@ -15,6 +15,7 @@ from vitkit.data.formats.sizes import check_size
 from vitkit.data.transforms.annotated_image import keep_inside
 from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
+from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.keypoints import points_fields
 from vitkit.io.output import write_bytes
@@ -55,6 +56,7 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
             name = f"{number}_{data.source.stem}/{_relative(source, data.folder)}"
             link_image(source, out, f"images/{name}")
             ids[image["id"]] = merged.add_image(name, image["width"], image["height"])
+            _note_annotated_classes(image, merged)
             for split in splits_of.get(image["id"], ()):
                 merged.splits.setdefault(split, []).append(ids[image["id"]])
         for annotation in data.annotations:
@@ -66,6 +68,12 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
             changed = {"id": new_id, "image_id": ids[annotation["image_id"]], "category_id": category_id}
             merged.annotations.append({**annotation, **changed})
     return merged
+
+
+def _note_annotated_classes(image: Mapping[str, Any], written: AnnotatedImages) -> None:
+    """Note that LVIS's lists of an image are lost: without them, all classes count as annotated in it."""
+    if any(field in image for field in ANNOTATED_CLASSES):
+        written.leave_out("lists of the classes that an image is annotated for", image["file_name"])
 
 
 def _add_keypoints(merged: AnnotatedImages, category_id: int, category: Mapping[str, Any], source: str) -> None:
@@ -141,6 +149,7 @@ def tile_dataset(
         pixels = read_image(source) if channels is None else read_channels(source, channels)
         check_size(image, (pixels.shape[1], pixels.shape[0]))
         file_name = _relative(source, data.folder)
+        _note_annotated_classes(image, tiled)
         shown = set()
         tiles = tiles_of(image["height"], image["width"])
         parts = [_parts(annotation, tiles, image) for annotation in annotations]

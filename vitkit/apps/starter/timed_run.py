@@ -256,7 +256,7 @@ class Pace(Hook):
             return
         evaluations = left // run.settings.eval_every
         available = self._end_of_training() - time.monotonic() - evaluations * self._evaluation_seconds()
-        epoch_seconds = self.step_seconds * run.progress.num_batches
+        epoch_seconds = self.step_seconds * run.progress.num_steps
 
         def seconds(number: int) -> float:
             """Return how many seconds as many more epochs take, if the run ends with them."""

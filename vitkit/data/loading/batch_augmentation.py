@@ -152,10 +152,11 @@ class CopyBlend(_SomeBatches):
         self, sample: Sample, objects: Sequence[tuple[Sample, int]], share: float, random: np.random.Generator
     ) -> Sample:
         """Return the sample with other samples' objects, given by their numbers in these."""
-        image, target = sample["image"].numpy().copy(), dict(sample["target"])
+        image = sample["image"].numpy().copy()
+        target, *others = _with_known_masks(sample["target"], *(other["target"] for other, _ in objects))
         height, width = image.shape[1:]
         added: dict[str, list[torch.Tensor]] = {name: [] for name in OBJECT_FIELDS}
-        for other, i in objects:
+        for (other, i), theirs in zip(objects, others):
             x0, y0, x1, y1 = _box_in_pixels(other, i)
             left, top = random.integers(width - (x1 - x0) + 1), random.integers(height - (y1 - y0) + 1)
             growth = random.uniform(*self.margin)
@@ -170,15 +171,15 @@ class CopyBlend(_SomeBatches):
             box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (x1 - x0) / width, (y1 - y0) / height]
             added["boxes_cxcywh"].append(target["boxes_cxcywh"].new_tensor(box))
             for name in target.keys() & {"labels", "has_masks", "areas"}:
-                added[name].append(other["target"][name][i])
+                added[name].append(theirs[name][i])
             if "keypoints" in target:
-                points = other["target"]["keypoints"][i].clone()
+                points = theirs["keypoints"][i].clone()
                 points[:, :2] += points.new_tensor([left - x0, top - y0])
                 points = keep_inside(points.numpy()[None], (0, 0, width, height))[0]
                 added["keypoints"].append(torch.from_numpy(points))
             if "masks" in target:
-                mask = torch.zeros_like(other["target"]["masks"][i])
-                mask[top:bottom, left:right] = other["target"]["masks"][i, y0:y1, x0:x1]
+                mask = torch.zeros_like(theirs["masks"][i])
+                mask[top:bottom, left:right] = theirs["masks"][i, y0:y1, x0:x1]
                 added["masks"].append(mask)
         for name in added.keys() & target.keys():
             target[name] = torch.cat([target[name], torch.stack(added[name])])
@@ -318,6 +319,13 @@ def _keep_objects(target: dict[str, Any], kept: torch.Tensor) -> None:
         target["phrase_spans"] = [spans for spans, is_kept in zip(target["phrase_spans"], kept.tolist()) if is_kept]
 
 
+def _with_known_masks(*targets: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return copies of targets which all say what objects have masks if one of them does."""
+    if not any("has_masks" in target for target in targets):
+        return [dict(target) for target in targets]
+    return [{"has_masks": torch.ones(len(target["labels"]), dtype=torch.bool), **target} for target in targets]
+
+
 def mix(sample: Sample, other: Sample, share: float) -> Sample:
     """Average two images of one size, with the objects of both.
 
@@ -327,11 +335,11 @@ def mix(sample: Sample, other: Sample, share: float) -> Sample:
         ConfigError: the samples have no boxes.
     """
     check_labeled_boxes((sample, other), "data.mixup: mixes images")
-    target = dict(sample["target"])
-    lacking = [one["negative_labels"] for one in (target, other["target"]) if "negative_labels" in one]
+    target, added = _with_known_masks(sample["target"], other["target"])
+    lacking = [one["negative_labels"] for one in (target, added) if "negative_labels" in one]
     if lacking:
         target["negative_labels"] = sorted(set.intersection(*({*map(int, labels)} for labels in lacking)))
     for name in target.keys() & OBJECT_FIELDS:
-        target[name] = torch.cat([target[name], other["target"][name]])
+        target[name] = torch.cat([target[name], added[name]])
     image = cv2.addWeighted(sample["image"].numpy(), share, other["image"].numpy(), 1 - share, 0.0)
     return Sample(image=torch.from_numpy(image), target=target)

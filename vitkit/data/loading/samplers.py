@@ -59,7 +59,8 @@ class TrainBatches:
         self._blocks = None if blocks is None else np.unique(blocks, return_inverse=True)[1]
         group_ids, counts = np.unique(self.groups, return_counts=True)
         if self.weights is not None:
-            counts = np.rint(np.bincount(self.groups, self.weights)[group_ids]).astype(np.int64)
+            sums = np.bincount(self.groups, self.weights)[group_ids]
+            counts = np.maximum(np.rint(sums), sums > 0).astype(np.int64)  # a small sum is drawn too often, not never
         # The same in every epoch: learning-rate schedules rely on it.
         self._group_sizes = {group: count for group, count in zip(group_ids.tolist(), counts.tolist()) if count}
         self.set_position(0)
