@@ -90,8 +90,8 @@ def test_core_has_few_lines():
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10), masks of targets as bits (168),
     # the splits, names of classes and palettes of what lies beside each other (126), what own datasets, evaluators and
     # backbones return (79), one name and direction for each metric (42), objects without masks in
-    # mixed images (9).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_668
+    # mixed images and in steps of several batches (21).
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_680
 
 
 def test_contracts_are_few():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vitkit.engine.step import set_step_share, step_shares
+from vitkit.losses.matched import SetLayers
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 
@@ -120,3 +121,24 @@ def test_a_step_without_any_object_has_a_finite_loss():
         set_step_share(criterion, share)
         halves.append(criterion({k: v[start : start + 3] for k, v in outputs.items()}, empty[start : start + 3]))
     torch.testing.assert_close(halves[0]["labels"] / 2 + halves[1]["labels"] / 2, joined["labels"])
+
+
+@pytest.mark.parametrize("mask_loss", ["points", "boxes"])
+def test_mask_losses_are_divided_by_the_objects_with_masks(mask_loss):
+    weights = dict(labels=1, l1=5, giou=2, mask=5, dice=5)
+    costs = dict(cost_labels=2, cost_l1=5, cost_giou=2, cost_mask=5, cost_dice=5)
+    matcher = dict(type="HungarianBoxMaskMatcher", **costs)
+    criterion = CRITERIA.build(
+        dict(type="BoxMaskCriterion", matcher=matcher, weights=weights, mask_loss=mask_loss, class_weights=[1.0, 3.0])
+    )
+
+    def target(number, num_masks):
+        has_masks = torch.arange(number) < num_masks
+        return dict(labels=torch.arange(number) % 2, boxes_cxcywh=torch.rand(number, 4), has_masks=has_masks)
+
+    batches = [[target(10, 0)], [target(2, 2)], [target(3, 1)]]
+    for batch, share in zip(batches, step_shares(criterion, batches, CPU)):
+        set_step_share(criterion, share)
+        number = batch[0]["has_masks"].sum().float()
+        if number or mask_loss == "points":
+            assert criterion._mask_normalizer(SetLayers([""], [], batch, 1, None, False), number).item() == 1

@@ -76,6 +76,12 @@ class InstanceMaskLosses(SetCriterion):
         self.importance = importance
         self.point_padding = point_padding
 
+    def count(self, targets: Sequence[DetectionTarget]) -> tuple[float, ...]:
+        """Return the number of objects, of those with a mask, and what `MatchedCriterion` divides class losses by."""
+        counts = super().count(targets)
+        number, *_, of_classes = counts if isinstance(counts, tuple) else (counts, counts)
+        return number, _num_masks(targets), of_classes
+
     def match(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget], **settings: Any) -> list[SetLayers]:
         """See `MatchedCriterion`."""
         return super().match(outputs, [with_masks(target) for target in targets], **settings)
@@ -111,10 +117,12 @@ class InstanceMaskLosses(SetCriterion):
         return with_masks.name_losses({"mask": mask, "dice": dice}, self.weights)
 
     def _mask_normalizer(self, sets: SetLayers, num_pairs: Tensor) -> Tensor:
+        share = self.step_share[1] if self.training and self.step_share is not None else None
         if self.mask_loss == "boxes":
-            return mean_of_batches(self, num_pairs).clamp(min=1)
-        num_masks = sum(int(known_masks(t).sum()) if "has_masks" in t else len(t["labels"]) for t in sets.targets)
-        return sets.repeats * normalizers(self, 0, num_masks, num_pairs.device)[1]
+            return (mean_of_batches(self, num_pairs) if share is None else share * num_pairs).clamp(min=1)
+        num_masks = _num_masks(sets.targets)
+        number = normalizers(self, 0, num_masks, num_pairs.device)[1] if share is None else share * max(num_masks, 1)
+        return sets.repeats * number
 
     def draw_points(self, purpose: Literal["candidates", "uniform"], num_masks: int, count: int, device) -> Tensor:
         """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are."""
@@ -177,6 +185,10 @@ def with_masks(target: DetectionTarget) -> DetectionTarget:
         return target
     empty = torch.zeros_like(target["labels"], dtype=torch.bool)
     return {**target, "masks": empty[:, None, None].expand(-1, *target["image_size"]), "has_masks": empty}
+
+
+def _num_masks(targets: Sequence[DetectionTarget]) -> int:
+    return sum(int(known_masks(t).sum()) if "has_masks" in t else len(t["labels"]) for t in targets)
 
 
 def known_masks(target: DetectionTarget) -> Tensor:
