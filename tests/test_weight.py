@@ -89,9 +89,9 @@ def test_core_has_few_lines():
     # checkpoints of mmdetection, whose hooks and statistics are objects (82), bfloat16 (9), folders of CVAT's subsets
     # (6), sines of detrex (5), narrow ResNets (21), folders of images alone (10), masks of targets as bits (168),
     # the splits, names of classes and palettes of what lies beside each other (126), what own datasets, evaluators and
-    # backbones return (79), one name and direction for each metric (42), objects without masks in
+    # backbones return (79), one name and direction for each metric (46), objects without masks in
     # mixed images and in steps of several batches (21).
-    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_680
+    assert num_lines({module for module in FILES if not module.startswith("vitkit.apps")}) <= 60_684
 
 
 def test_contracts_are_few():

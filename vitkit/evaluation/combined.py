@@ -1,6 +1,7 @@
 """Runs several evaluators at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import ScoreThresholds
 
 
+def unused_name(name: str, taken: Container[str]) -> str:
+    """Return the name of a further metric: NAME, or else the first of NAME_2, NAME_3, … that is not taken."""
+    return next(each for k in count(1) if (each := name if k == 1 else f"{name}_{k}") not in taken)
+
+
 @EVALUATORS.register
 class CombinedEvaluator(Evaluator):
     """Several evaluators of the same predictions, such as PQ, mask AP and mIoU of one panoptic model.
 
     Args:
         dataset: the evaluated dataset, with what each evaluator requires.
-        evaluator: a list of their specs; `per_class` is that of the first. A metric of an earlier one is called NAME_2
-            of the second evaluator, NAME_3 of the third.
+        evaluator: a list of their specs; `per_class` is that of the first. The second metric of a name is NAME_2.
     Raises:
         ConfigError: the list is empty, or only some of them take outputs.
     """
@@ -67,9 +72,8 @@ class CombinedEvaluator(Evaluator):
 
     def compute(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        for number, evaluator in enumerate(self.evaluators, start=1):
-            computed = evaluator.compute()
-            metrics |= {f"{name}_{number}" if name in metrics else name: value for name, value in computed.items()}
+        for evaluator in self.evaluators:
+            metrics |= {unused_name(name, metrics): value for name, value in evaluator.compute().items()}
         return metrics
 
     def table(self) -> str:

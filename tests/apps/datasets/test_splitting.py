@@ -111,30 +111,25 @@ def test_dataset_without_a_readable_image_is_an_error(tmp_path):
         split_dataset(data, {"val": 0.5})
 
 
+def taken_at(path, second):
+    """Write a photo of noise with the time of its camera; return its path."""
+    path.parent.mkdir(exist_ok=True)
+    noise(path, second)
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9003] = f"2026:01:01 10:00:{second:02d}"
+    with Image.open(path) as image:
+        image.save(path, exif=exif)
+    return path
+
+
 def test_bursts_are_recognized_by_camera_time(tmp_path):
-    paths = []
-    for k, second in enumerate((1, 2, 30)):
-        noise(tmp_path / f"{k}.jpg", k)
-        exif = Image.Exif()
-        exif.get_ifd(0x8769)[0x9003] = f"2026:01:01 10:00:{second:02d}"
-        with Image.open(tmp_path / f"{k}.jpg") as image:
-            image.save(tmp_path / f"{k}.jpg", exif=exif)
-        paths.append(tmp_path / f"{k}.jpg")
+    paths = [taken_at(tmp_path / f"{second}.jpg", second) for second in (1, 2, 30)]
     groups, errors = group_images(paths)
     assert groups[0] == groups[1] != groups[2] and not errors
 
 
 def test_bursts_of_two_cameras_at_the_same_time_stay_together(tmp_path):
-    paths = []
-    for k in range(8):
-        folder = tmp_path / "ab"[k % 2]
-        folder.mkdir(exist_ok=True)
-        noise(folder / f"{k}.jpg", k)
-        exif = Image.Exif()
-        exif.get_ifd(0x8769)[0x9003] = f"2026:01:01 10:00:{k:02d}"
-        with Image.open(folder / f"{k}.jpg") as image:
-            image.save(folder / f"{k}.jpg", exif=exif)
-        paths.append(folder / f"{k}.jpg")
+    paths = [taken_at(tmp_path / "ab"[second % 2] / f"{second}.jpg", second) for second in range(8)]
     groups, _ = group_images(paths)
     assert len({*groups[::2].tolist()}) == len({*groups[1::2].tolist()}) == 1 and groups[0] != groups[1]
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from vitkit.apps.report.sections import Alert, Cell, Change, Details, Gallery, I
 from vitkit.config import cfg_diff
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import SampleStatistics, Scores
+from vitkit.evaluation.combined import unused_name
 from vitkit.protocols.dataset import Dataset
 from vitkit.protocols.evaluator import Evaluator
 from vitkit.text_format import pluralize
@@ -171,7 +171,7 @@ def _scores_of(statistics: Sequence[SampleStatistics], weights: np.ndarray) -> S
     overall, by_class = {}, {}
     for part in statistics:
         of_part = part.scores(weights)
-        overall |= {_unused(name, overall): values for name, values in of_part.overall.items()}
+        overall |= {unused_name(name, overall): values for name, values in of_part.overall.items()}
         for name, values in of_part.by_class.items():
             by_class.setdefault(name, {}).update(values)
     return Scores(overall, by_class)
@@ -181,13 +181,8 @@ def _statistics_of(model: Compared) -> dict[str, SampleStatistics]:
     """Return the statistics of a model's evaluators by name."""
     found: dict[str, SampleStatistics] = {}
     for part in model.evaluator.parts:
-        found |= {_unused(name, found): each for name, each in part.named_statistics().items()}
+        found |= {unused_name(name, found): each for name, each in part.named_statistics().items()}
     return found
-
-
-def _unused(name: str, names: Collection[str]) -> str:
-    """Return a name, with a number after it if it is one of these."""
-    return next(each for k in count(1) if (each := name if k == 1 else f"{name}_{k}") not in names)
 
 
 def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
